@@ -153,9 +153,9 @@ def test_the_verdict_beats_controls_and_says_how_surely(head, train, test):
     assert [p.method for p in verdict.places] == ["good", "bad"]
     assert verdict.places[0].trusted
     assert not verdict.places[1].trusted
-    assert verdict.places[1].behind.sure
+    assert verdict.places[1].gap_to_best.sure
     assert found.controls["Perfect"].mae == 0
-    assert set(verdict.places[0].above) == {"Rand-Imp", "Full-Rand", "Constant"}
+    assert set(verdict.places[0].control_gaps) == {"Rand-Imp", "Full-Rand", "Constant"}
     assert "Not better than a control: bad" in repr(verdict)
     only = vd.concepts.compare(train, {"bad": bad}, test=test, head=head)
     assert only.verdict.best is None

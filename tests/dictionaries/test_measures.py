@@ -41,7 +41,7 @@ def empty(bench: Bench) -> Dictionary:
 
 
 def read(name: str, subject: Subject) -> Tensor:
-    value = MEASURES[name].ask(subject)
+    value = MEASURES[name].evaluate(subject)
     assert value.shape == (subject.bench.parts,)
     return value
 

@@ -22,7 +22,6 @@ from veridical.concepts.methods import (
     Found,
     KMeans,
 )
-from veridical.concepts.parsimony_curve import Parsimony, parsimony, plateau
 from veridical.concepts.plots import concept_grid, plot_parsimony, surrogate_against_model
 from veridical.concepts.positions import at_positions, unflatten
 from veridical.concepts.sanity_check import (
@@ -34,7 +33,14 @@ from veridical.concepts.sanity_check import (
     sanity,
 )
 from veridical.concepts.splitting import Split, split
-from veridical.concepts.upper_bound import ErrorSplit, error_split, rank_optimum
+from veridical.concepts.upper_bound import (
+    ErrorSplit,
+    Parsimony,
+    error_split,
+    parsimony,
+    plateau,
+    rank_optimum,
+)
 from veridical.concepts.verdict import ConceptVerdict, Stability, stability
 
 __all__ = [

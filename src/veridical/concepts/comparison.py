@@ -166,13 +166,13 @@ def compare(
         splits[label] = error_split(fits[0], own, test, head)
         stable[label] = stability(fits)
         errors[label] = torch.stack([each.values["mae"] for each in found])
-    asked = max((i.n_concepts for i in chosen.values() if isinstance(i, ConceptMethod)), default=0)
-    asked = asked or max((round(c.charged) for c in concepts.values()), default=1)
+    requested = max((i.n_concepts for i in chosen.values() if isinstance(i, ConceptMethod)), default=0)
+    requested = requested or max((round(c.charged) for c in concepts.values()), default=1)
     controls, drawn = _controls(own, test, head, key)
-    most = min(asked, *head.weight.shape)
+    most = min(requested, *head.weight.shape)
     optimum = judge(rank_optimum(test, head, most), test, head)
     charged = {label: found.concepts for label, found in judgements.items()}
-    verdict = decide(errors, drawn, charged, stable, asked, key / "verdict")
+    verdict = decide(errors, drawn, charged, stable, requested, key / "verdict")
     return Comparison(judgements, concepts, splits, refused, controls, optimum, stable, verdict)
 
 

@@ -19,7 +19,7 @@ Activation = Literal["topk", "abstopk", "relu", "tanh_relu", "jumprelu"]
 class Dictionary:
     """Encoder and decoder: `p = s act(W_e (h - b_d) + b_e)`, `h ~ W_d^T p + b_d`; atoms are its rows.
 
-    It is a projection: its codes are non-linear in h, so it is asked embedding by embedding.
+    It is a projection: its codes are non-linear in h, so it is evaluated embedding by embedding.
     """
 
     encoder: Tensor
@@ -112,7 +112,7 @@ class MatchingPursuit:
     decoder_bias: Tensor
     """b_d (D,)."""
     residual_threshold: float = 0.0
-    """A row is done once what is left of it is shorter; 0 asks for nothing."""
+    """A row is done once what is left of it is shorter; 0 sets no such bound."""
     steps: int = 64
     """Atoms that are chosen at most."""
     stop_when_repeated: bool = True

@@ -20,7 +20,20 @@ _PLAIN = ("activation", "active", "centred")
 
 
 def save(dictionary: Dictionary, path: str | Path) -> Path:
-    """Write a dictionary as one .safetensors file; its activation stands in the header."""
+    """Write a dictionary as one .safetensors file; its activation stands in the header.
+
+    Parameters
+    ----------
+    dictionary
+        What `train` gave, or `load`.
+    path
+        The file.
+
+    Returns
+    -------
+    Path
+        Where it was written.
+    """
     held = {name: getattr(dictionary, name) for name in _ARRAYS}
     arrays = {name: tensor.detach().contiguous() for name, tensor in held.items() if tensor is not None}
     about = json.dumps({name: getattr(dictionary, name) for name in _PLAIN})
@@ -32,6 +45,21 @@ def load(path: str | Path) -> Dictionary | MatchingPursuit:
 
     A plain .safetensors file of arrays `encoder` (atoms, D), `encoder_bias`, `decoder` (atoms, D) and
     `decoder_bias` is read too, as a ReLU dictionary, or a JumpReLU one where it holds a `threshold`.
+
+    Parameters
+    ----------
+    path
+        A file or a folder.
+
+    Returns
+    -------
+    Dictionary or MatchingPursuit
+        Ready for `.concepts(head)` and for `vd.dictionaries`.
+
+    Raises
+    ------
+    FormatError
+        It is no dictionary, or of an architecture that cannot be read.
     """
     place = Path(path)
     if place.is_dir():
@@ -139,6 +167,21 @@ def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
     matching-pursuit ones can be read; transcoders, which answer another layer than they read, are refused.
     Arrays are `W_enc` (D, atoms), `b_enc` (atoms,), `W_dec` (atoms, D), `b_dec` (D,), and others by
     architecture.
+
+    Parameters
+    ----------
+    folder
+        With `cfg.json` and `sae_weights.safetensors`.
+
+    Returns
+    -------
+    Dictionary or MatchingPursuit
+        The same function of embeddings as SAELens'.
+
+    Raises
+    ------
+    FormatError
+        A file or array is missing, or the architecture cannot be read: the message says why.
     """
     place = Path(folder)
     for name in ("cfg.json", "sae_weights.safetensors"):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Recipe(Settings):
     """What all dictionaries share: Adam on the squared error, atoms of length 1 after every step.
 
-    Atoms that were not active since the last look start anew along what is worst explained, eight times in
+    Atoms that were not active since the last check start anew along what is worst explained, eight times in
     the first half of training (Bricken et al. 2023).
     """
 
@@ -125,7 +125,7 @@ class BatchTopK(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Rows (n, D) in shards: `read(i)` gives the i-th, and is asked for one at a time.
+    """Rows (n, D) in shards: `read(i)` gives the i-th, and is read one at a time.
 
     Which rows make the batch of a step depends on the key and the step alone, so training can stop anywhere
     and go on elsewhere. All rows in memory are a stream of one shard: `Stream.of(rows)`.
@@ -150,7 +150,7 @@ class Stream:
         return cls(lambda _: whole)
 
     def shard(self, number: int) -> Tensor:
-        """The rows of one shard in float32; only the last that was asked for is held."""
+        """The rows of one shard in float32; only the last one read is held."""
         if self._held.get("number") != number:
             rows = self.read(number)
             if not bool(torch.isfinite(rows).all()):
@@ -203,8 +203,8 @@ class Run:
         self.losses = torch.zeros(recipe.steps, device=place)
         self.fired = torch.zeros(width, dtype=torch.bool, device=place)
         self.least = torch.zeros((), dtype=torch.float64, device=place)
-        self.looks = {recipe.steps * i // 16 for i in range(1, 9)}
-        self.last_look = recipe.steps - recipe.steps // 8
+        self.revive_at = {recipe.steps * i // 16 for i in range(1, 9)}
+        self.count_dead_from = recipe.steps - recipe.steps // 8
 
     def _rate(self, step: int) -> float:
         return 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.recipe.steps)))
@@ -238,16 +238,16 @@ class Run:
             self.losses[step] = loss.detach()
             if recipe.frozen != "decoder":
                 self.decoder /= self.decoder.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-            self._look(step, fired, left.detach())
+            self._count_active(step, fired, left.detach())
             if isinstance(recipe, BatchTopK) and step >= recipe.steps - max(1, recipe.steps // 4):
                 self.least += recipe.least(before.detach().clamp(min=0))
 
-    def _look(self, step: int, fired: Tensor, left: Tensor) -> None:
+    def _count_active(self, step: int, fired: Tensor, left: Tensor) -> None:
         self.fired |= fired
-        if step in self.looks and self.recipe.revive and self.recipe.frozen is None:
+        if step in self.revive_at and self.recipe.revive and self.recipe.frozen is None:
             revive(self.optimiser, [self.encoder, self.bias, self.decoder], ~self.fired, left)
             self.fired.zero_()
-        elif step == self.last_look and step + 1 < self.recipe.steps:
+        elif step == self.count_dead_from and step + 1 < self.recipe.steps:
             self.fired.zero_()
 
     def state(self) -> dict[str, Tensor]:
@@ -362,11 +362,37 @@ def train(
     atoms: Tensor | None = None,
     progress: bool | None = None,
 ) -> Trained:
-    """Train a dictionary on rows (n, D): an array, or a `Stream` of shards.
+    """Train a sparse dictionary.
 
-    `checkpoint` names a file (.safetensors) that is written `every` so many steps; if it is there, and
-    of the same run, training goes on from it, and ends with the same bits as a run that was never stopped.
-    `atoms` (width, D) are where encoder and decoder begin; they are drawn otherwise.
+    Parameters
+    ----------
+    rows
+        Activations (n, D): an array, or a `Stream` of shards.
+    recipe
+        `TopK`, `BatchTopK` or `ReLU`.
+    seed
+        Keys the first atoms and the batches.
+    checkpoint
+        A file (.safetensors); if it is there, and of the same run, training goes on from it, and ends with
+        the same bits as a run that was never stopped.
+    every
+        Steps between two writings of the checkpoint.
+    atoms
+        Where encoder and decoder begin (width, D); drawn otherwise.
+    progress
+        Whether a bar is shown; None shows it on terminals.
+
+    Returns
+    -------
+    Trained
+        The dictionary, the loss of every step, and which atoms are dead.
+
+    Raises
+    ------
+    FormatError
+        The checkpoint is of another run.
+    InputError
+        Activations have NaN or infinite values.
     """
     stream, key = Stream.of(rows), as_key(seed)
     run = Run(stream, recipe, key, atoms)

@@ -15,10 +15,9 @@ from veridical.concepts.splitting import (
     Read,
     Split,
     as_positions,
-    first_tensor,
+    at_layer,
     seen_of,
     trace,
-    with_first,
 )
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.models.predictor import Side, call, take_side
@@ -53,21 +52,8 @@ class _Moved(nn.Module):
         return self.leaf.clone()  # a layer after it may work in place, which a leaf does not allow
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        def before(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (self.move(given[0]), *given[1:])
-
-        def after(_module: nn.Module, _given: tuple[Any, ...], answer: Any) -> Any:
-            found = first_tensor(answer)
-            assert found is not None
-            return with_first(answer, self.move(found))
-
-        target = self.module.get_submodule(self.layer)
-        hook = target.register_forward_pre_hook(before) if self.end == "input" else None
-        handle = hook or target.register_forward_hook(after)
-        try:
+        with at_layer(self.module, self.layer, self.end, self.move):
             return self.module(*args, **named)
-        finally:
-            handle.remove()
 
 
 def expand(task: Task, layer: str | None = None, read: Read | None = None, at: Where = "mean") -> Split:
@@ -132,13 +118,13 @@ def _derivatives(parts: Split, rows: Tensor, side: Side, mean: Tensor, at: Where
     }[at]
     pieces = torch.arange(len(rows), device=rows.device).split(max(1, min(predictor.rows, _ROWS)))
     with predictor.session(grad=True) as model:
-        own = [_ask(model, view, rows[i], take_side(side, i), None, 1.0) for i in pieces]
+        own = [_evaluate(model, view, rows[i], take_side(side, i), None, 1.0) for i in pieces]
         # of a map the mean is that of these rows: of all of them it might not fit
         leaves = torch.cat([leaf for leaf, _ in own])
         base = leaves.mean(0) if leaves.dim() > 2 else mean.to(leaves)
         answer = torch.cat([outputs for _, outputs in own]).mean(0)
         if at == "mean":
-            held = [_ask(model, view, rows[i], take_side(side, i), base, 0.0)[1] for i in pieces]
+            held = [_evaluate(model, view, rows[i], take_side(side, i), base, 0.0)[1] for i in pieces]
             outputs = torch.cat(held)
             answer = outputs.mean(0)
             if bool(((outputs - answer).abs() <= _SAME * outputs.abs().max()).all()):
@@ -159,7 +145,7 @@ def _at(model: nn.Module, view: _Moved, base: Tensor | None, share: float) -> nn
     return model
 
 
-def _ask(
+def _evaluate(
     model: nn.Module, view: _Moved, rows: Tensor, side: Side, base: Tensor | None, share: float
 ) -> tuple[Tensor, Tensor]:
     with torch.no_grad():

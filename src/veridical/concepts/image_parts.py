@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_max_pool2d, conv2d, interpolate
 
 from veridical.concepts.embeddings import Embeddings
-from veridical.concepts.splitting import Split
+from veridical.concepts.splitting import Split, Tap
 from veridical.errors import InputError, NotApplicableError, ShapeError, missing_extra
 
 Segmenter = Callable[[Tensor], Tensor]
@@ -21,7 +21,23 @@ Segmenter = Callable[[Tensor], Tensor]
 def crop_embeddings(split: Split, inputs: Tensor, size: int, outputs: Tensor | None = None) -> Embeddings:
     """Embeddings of square crops, 80% of their size apart and each resized to the whole input.
 
-    A crop belongs to the output its image is predicted as: `outputs` are the images' (default: asked).
+    A crop belongs to the output its image is predicted as.
+
+    Parameters
+    ----------
+    split
+        The model that embeds them.
+    inputs
+        Images (N, C, H, W).
+    size
+        Side of a crop in pixels.
+    outputs
+        The model's outputs of the images (default: evaluated).
+
+    Returns
+    -------
+    Embeddings
+        Of kind "crops", (N, crops, D).
     """
     if inputs.dim() != 4:
         raise NotApplicableError(f"crops are cut from images (N, C, H, W); inputs are {tuple(inputs.shape)}")
@@ -67,7 +83,6 @@ class MaskedModel(nn.Module):
         self.map_layer = map_layer
 
     def forward(self, images: Tensor, mask: Tensor) -> Tensor:
-        seen: list[Tensor] = []
         mask = mask[:, None].to(images)
         hooks = [
             hook
@@ -78,18 +93,13 @@ class MaskedModel(nn.Module):
                 layer.register_forward_hook(partial(_rescale, mask)),
             )
         ]
-        hooks.append(
-            self.module.get_submodule(self.map_layer).register_forward_hook(
-                lambda _m, _i, out: seen.append(out)
-            )
-        )
         try:
-            self.module(images)
+            _, last = Tap(self.module, self.map_layer, "output")(images)
         finally:
             for hook in hooks:
                 hook.remove()
-        inside = adaptive_max_pool2d(mask, seen[-1].shape[2:])
-        return (seen[-1] * inside).sum((2, 3)) / inside.sum((2, 3)).clamp(min=1)
+        inside = adaptive_max_pool2d(mask, last.shape[2:])
+        return (last * inside).sum((2, 3)) / inside.sum((2, 3)).clamp(min=1)
 
 
 def _cut(mask: Tensor, _layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -118,7 +128,28 @@ def segment_embeddings(
 ) -> Embeddings:
     """One embedding per segment, grouped under the class its whole image is predicted as.
 
-    Segments smaller than a share `smallest` of the image are left out. Rows are counted: one per segment.
+    Rows are counted: one per segment.
+
+    Parameters
+    ----------
+    split
+        A model that averages a map before its head.
+    inputs
+        Images (N, C, H, W).
+    segmenter
+        Gives the number of each pixel's segment (N, H, W); below 0 is no segment.
+    smallest
+        Segments smaller than this share of the image are left out.
+
+    Returns
+    -------
+    Embeddings
+        Of kind "segments", (segments, D).
+
+    Raises
+    ------
+    NotApplicableError
+        The inputs are no images, or no layer gives a map whose mean is the embedding.
     """
     if inputs.dim() != 4:
         raise NotApplicableError(

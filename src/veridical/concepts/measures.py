@@ -258,8 +258,31 @@ def judge(
 ) -> Judgement:
     """SURF: how far the linear surrogate made of concepts and importances is from the model (eqs. 10-12).
 
-    `positions="each"` reads concepts at every position and averages, which differs from the pooled embedding
-    where the projection is not linear. `companions=False` leaves out everything but MAE, RMSE, EMD and top-1.
+    Parameters
+    ----------
+    concepts
+        The explanation.
+    embeddings
+        What it is judged on.
+    head
+        The head that it explains.
+    positions
+        "each" reads concepts at every position and averages, which differs from the pooled embedding where
+        the projection is not linear.
+    companions
+        False leaves out everything but MAE, RMSE, EMD and top-1.
+
+    Returns
+    -------
+    Judgement
+        One value per sample of every measure that applies to the head.
+
+    Raises
+    ------
+    ShapeError
+        Concepts, embeddings and head do not belong together.
+    InputError
+        Positions are asked for and there are none, or labels are no class numbers.
     """
     _check(concepts, embeddings, head, positions)
     each = positions == "each"
@@ -305,10 +328,20 @@ def _codes_once(
 
 
 def ice_eval(concepts: Concepts, embeddings: Embeddings, head: Head) -> Judgement:
-    """ICE-Eval (eq. 4): rebuild the embedding from its concepts, then ask the head.
+    """ICE-Eval (eq. 4): rebuild the embedding from its concepts, then apply the head.
 
     `f_i . (V_i^T p_i + mu_i) + b_i` needs no embedding to be built: it is a surrogate whose importances are
     `f_i . v_ik`. The explanation's own importances play no part.
+
+    Parameters
+    ----------
+    concepts, embeddings, head
+        As for `judge`.
+
+    Returns
+    -------
+    Judgement
+        As of `judge`, without the facts of a reconstruction.
     """
     _check(concepts, embeddings, head, "pooled")
     rebuilt = _rebuilt(concepts, head)

@@ -11,7 +11,7 @@ from torch import Tensor
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.measures import LABELS
-from veridical.concepts.parsimony_curve import Parsimony
+from veridical.concepts.upper_bound import Parsimony
 from veridical.errors import InputError, ShapeError
 from veridical.plots import COLOURS, as_image, axes
 
@@ -29,6 +29,20 @@ def plot_parsimony(
     """An error over the number of concepts, the plateau marked with a ring (figure 2).
 
     Several curves on one `ax` get colours of their own; `ax.legend()` names them.
+
+    Parameters
+    ----------
+    curve
+        What `parsimony` gave.
+    name
+        The measure.
+    ax, color
+        Where to draw, and how.
+
+    Returns
+    -------
+    Axes
+        Of matplotlib.
     """
     ax = axes(ax)
     errors, best = curve.errors(name), curve.suggested(name)
@@ -80,8 +94,27 @@ def concept_grid(
 ) -> Figure:
     """One output's concepts: the patches that activate each most, its importance, and its logits.
 
-    Collect `embeddings` with positions to see patches; without them whole images are shown. A row is a
-    concept, the most important by magnitude on top. `names` are those of the outputs.
+    A row is a concept, the most important by magnitude on top.
+
+    Parameters
+    ----------
+    concepts, embeddings, head
+        Collect embeddings with positions to see patches; without them whole images are shown.
+    inputs
+        The images of the embeddings (N, C, H, W).
+    output
+        Whose concepts are shown.
+    patches, most
+        Patches of a concept, and concepts, at most.
+    figure
+        Where to draw.
+    names
+        Names of the outputs.
+
+    Returns
+    -------
+    Figure
+        Of matplotlib.
     """
     if not 0 <= output < head.n_outputs:
         raise InputError(f"the head has outputs 0 to {head.n_outputs - 1}, got {output}")

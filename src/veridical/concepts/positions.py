@@ -38,6 +38,18 @@ def unflatten(embeddings: Embeddings, head: Head, channels: int) -> tuple[Embedd
     """What concepts are fitted on: the vector at every position, and the head summed over positions.
 
     `sum_j f_ij` is what the head answers to a map that is the same everywhere. The model's own outputs stay.
+
+    Parameters
+    ----------
+    embeddings, head
+        Of a head that reads a flattened map.
+    channels
+        Channels of the map, which come first.
+
+    Returns
+    -------
+    tuple of Embeddings and Head
+        Vectors (N, positions, channels) and the head over channels.
     """
     positions = _positions(head, channels)
     values = unfold(embeddings.values, positions)
@@ -53,6 +65,20 @@ def at_positions(concepts: Concepts, head: Head, channels: int) -> Concepts:
     Importances `alpha_ik = sum_j f_ij . v_ik` give back `f_ij . v_ik`; equal positions give the mean. Where
     the head's weights cancel over positions (their sum is below a twentieth of their sizes) there are no
     shares to follow: other importances are then spread evenly, and a note counts them.
+
+    Parameters
+    ----------
+    concepts
+        Found at positions (`unflatten`).
+    head
+        The head over the flattened map.
+    channels
+        Channels of the map.
+
+    Returns
+    -------
+    Concepts
+        Of positions x concepts.
     """
     positions = _positions(head, channels)
     groups, count, width = concepts.vectors.shape

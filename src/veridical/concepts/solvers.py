@@ -145,7 +145,8 @@ def _solve_on(gram: Tensor, seen: Tensor, active: Tensor) -> Tensor:
     on = active.to(gram.dtype)
     system = gram * (on[:, :, None] * on[:, None, :])
     system.diagonal(dim1=1, dim2=2).add_(1 - on)
-    return torch.linalg.solve(system, (seen * on)[..., None])[..., 0]
+    solved = torch.linalg.solve(system, (seen * on)[..., None])[..., 0]
+    return torch.where(active, solved, 0.0)
 
 
 def _times(gram: Tensor, vectors: Tensor) -> Tensor:

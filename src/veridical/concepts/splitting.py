@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -52,8 +52,32 @@ def with_first(value: Any, new: Tensor) -> Any:
     return type(value)((with_first(value[0], new), *value[1:]))
 
 
+@contextmanager
+def at_layer(
+    module: nn.Module, layer: str, end: End, change: Callable[[Tensor], Tensor | None]
+) -> Iterator[None]:
+    """While this is open, what a layer is given or answers passes through `change`; None leaves it."""
+
+    def before(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        new = change(given[0])
+        return None if new is None else (new, *given[1:])
+
+    def after(_module: nn.Module, _given: tuple[Any, ...], answer: Any) -> Any:
+        found = first_tensor(answer)
+        new = None if found is None else change(found)
+        return None if new is None else with_first(answer, new)
+
+    target = module.get_submodule(layer)
+    on_input = end == "input"
+    handle = target.register_forward_pre_hook(before) if on_input else target.register_forward_hook(after)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 class _Products(TorchDispatchMode):
-    """Notes every matrix product, whoever asks for it: a layer, `F.linear`, `@` or `torch.einsum`."""
+    """Notes every matrix product, whoever calls for it: a layer, `F.linear`, `@` or `torch.einsum`."""
 
     def __init__(self, note: Callable[[int, Tensor, Tensor, Tensor | None, Tensor], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -131,31 +155,18 @@ class Tap(nn.Module):
         self.layer, self.end, self.product = layer, end, product
 
     def forward(self, *args: Any, **named: Any) -> tuple[Any, Tensor]:
-        # copies: a layer that works in place would write over what it was given
         seen: list[Tensor] = []
 
-        def note(_module: nn.Module, given: tuple[Any, ...], answer: Any) -> None:
-            found = first_tensor(answer)
-            if found is not None:
-                seen.append(found.clone())
-
-        def before(_module: nn.Module, given: tuple[Any, ...]) -> None:
-            seen.append(given[0].clone())
+        def keep(found: Tensor) -> None:
+            seen.append(found.clone())  # a copy: a layer that works in place would write over it
 
         def product(at: int, left: Tensor, *rest: Any) -> None:
             if at == self.product:
-                seen.append(left.clone())
+                keep(left)
 
-        if self.end == "product":
-            with _Products(product):
-                return self.module(*args, **named), seen[-1]
-        target = self.module.get_submodule(self.layer)
-        hook = target.register_forward_pre_hook(before) if self.end == "input" else None
-        handle = hook or target.register_forward_hook(note)
-        try:
+        layer = partial(at_layer, self.module, self.layer, self.end, keep)
+        with _Products(product) if self.end == "product" else layer():
             answer = self.module(*args, **named)
-        finally:
-            handle.remove()
         return answer, seen[-1]
 
 
@@ -289,11 +300,39 @@ def split(
 
     A 1x1 convolution before average pooling, a product of functions (`F.linear`, `@`, `einsum`), a bare
     `nn.Linear` and a layer over tokens of which one is answered are such layers too. All outputs must be what
-    the layer answers, and what is added to all of them alike. With `first_order=True`, `layer` names any
-    layer, whose answer is the embedding (default: the input of the last linear layer); `read` says what
-    becomes one vector of a sample where it has positions or tokens ("mean", "first", "last", or "each": all
-    in a row); and the head is expanded `at` the mean train embedding (`F = J(h0)`, `b = y(h0) - J(h0) h0`),
-    at the samples or along the path between, each averaged.
+    the layer answers, and what is added to all of them alike.
+
+    Parameters
+    ----------
+    task
+        A task with a torch model.
+    layer
+        The linear layer, or with `first_order` any layer, whose answer is the embedding (default: the input
+        of the last linear layer).
+    first_order
+        Expand a head that is not linear: `F = J(h0)`, `b = y(h0) - J(h0) h0`.
+    read
+        What becomes one vector of a sample where an expanded layer has positions or tokens: "mean", "first",
+        "last", or "each": all in a row.
+    at
+        Where the head is expanded: at the mean train embedding, at the samples or along the path between,
+        each averaged.
+
+    Returns
+    -------
+    Split
+        The head, and what collects embeddings: `parts.train()`, `parts.test()`.
+
+    Raises
+    ------
+    NotApplicableError
+        The head is not linear, or the model is no torch model.
+
+    Examples
+    --------
+    >>> import veridical as vd
+    >>> vd.concepts.split(vd.tasks.load("digits")).head.n_outputs
+    10
     """
     if not task.predictor.differentiable:
         raise NotApplicableError(

@@ -29,7 +29,23 @@ class Stability:
 
 
 def stability(fits: Sequence[Concepts]) -> Stability | None:
-    """Compare fits in pairs; None for fewer than two."""
+    """Compare fits of one method with different seeds, in pairs.
+
+    Parameters
+    ----------
+    fits
+        Concepts of the same outputs and dimensions.
+
+    Returns
+    -------
+    Stability or None
+        None for fewer than two fits.
+
+    Raises
+    ------
+    InputError
+        The fits have different shapes.
+    """
     if len(fits) < 2:
         return None
     shapes = {(len(fit.vectors), fit.n_outputs, fit.vectors.shape[-1]) for fit in fits}
@@ -59,7 +75,7 @@ def _matched(one: Concepts, other: Concepts, at: Tensor, sign: Tensor) -> tuple[
 
 
 _RESAMPLES = 1000
-_FEWEST = 6
+MIN_SAMPLES = 6
 """Samples that an interval needs: of fewer, all lie on one side by chance in more than 2.5% of cases."""
 _STABLE = 0.8
 """Mean cosine between seeds below which concepts are called unstable."""
@@ -91,7 +107,7 @@ def gap(larger: Tensor, smaller: Tensor, key: Key) -> Gap:
     """
     count = larger.shape[-1]
     mean = float(larger.double().mean() - smaller.double().mean())
-    if count < _FEWEST:
+    if count < MIN_SAMPLES:
         return Gap(mean, -math.inf, math.inf)
     ids = torch.arange(_RESAMPLES, device=larger.device)
     samples = integers(key / "samples", ids, 0, count, count)
@@ -116,9 +132,9 @@ class Place:
     """SURF_MAE with its interval."""
     concepts: float
     """Vectors, or active atoms, that a reader is shown for an output."""
-    above: Mapping[str, Gap]
+    control_gaps: Mapping[str, Gap]
     """How much larger the error of each control is."""
-    behind: Gap | None
+    gap_to_best: Gap | None
     """How much larger its error is than that of the best one; None for the best."""
     stability: Stability | None
     affordable: bool
@@ -127,7 +143,7 @@ class Place:
     @property
     def trusted(self) -> bool:
         """Whether it is surely better than every control."""
-        return all(found.sure for found in self.above.values())
+        return all(found.sure for found in self.control_gaps.values())
 
 
 @dataclass(frozen=True)
@@ -152,11 +168,11 @@ def decide(
     controls: Mapping[str, Tensor],
     charged: Mapping[str, float],
     stable: Mapping[str, Stability | None],
-    asked: float,
+    requested: float,
     key: Key,
 ) -> ConceptVerdict | None:
     """Order methods by SURF_MAE (seeds, N) at equal cost to a reader; None where there are none."""
-    order = sorted(errors, key=lambda name: (charged[name] > asked + 0.5, float(errors[name].mean())))
+    order = sorted(errors, key=lambda name: (charged[name] > requested + 0.5, float(errors[name].mean())))
     if not order:
         return None
     first = errors[order[0]]
@@ -172,7 +188,7 @@ def decide(
             },
             None if name == order[0] else gap(errors[name], first, key / name / "best"),
             stable.get(name),
-            charged[name] <= asked + 0.5,
+            charged[name] <= requested + 0.5,
         )
         for name in order
     )
@@ -183,29 +199,36 @@ def _sentences(places: tuple[Place, ...]) -> list[str]:
     good = [p for p in places if p.affordable and p.trusted]
     if good:
         best = good[0]
-        weakest = min(best.above, key=lambda name: best.above[name].mean)
-        said = [
+        weakest = min(best.control_gaps, key=lambda name: best.control_gaps[name].mean)
+        sentences = [
             f"{best.method} is the most faithful of {len(places)} concept methods: SURF_MAE {best.error}, "
-            f"{best.above[weakest]} below the nearest control ({weakest})."
+            f"{best.control_gaps[weakest]} below the nearest control ({weakest})."
         ]
         rivals = [p for p in places if p.affordable and p is not best]
-        near = [p.method for p in rivals if p.behind is not None and not p.behind.sure]
+        near = [p.method for p in rivals if p.gap_to_best is not None and not p.gap_to_best.sure]
         if near:
-            said.append(f"It cannot be told apart from {', '.join(near)}.")
+            sentences.append(f"It cannot be told apart from {', '.join(near)}.")
         if best.stability is not None and best.stability.concepts < _STABLE:
-            said.append(
+            sentences.append(
                 f"Its concepts change with the seed: their mean cosine is {best.stability.concepts:.2f}."
             )
     elif not math.isfinite(places[0].error.low):
-        said = [f"Fewer than {_FEWEST} samples say nothing for sure: no concept method is recommended."]
-    elif "Constant" in places[0].above and places[0].above["Constant"].mean + places[0].error.mean <= 1e-12:
-        said = ["The outputs do not vary over these samples: there is nothing for concepts to explain."]
+        sentences = [
+            f"Fewer than {MIN_SAMPLES} samples say nothing for sure: no concept method is recommended."
+        ]
+    elif (
+        "Constant" in places[0].control_gaps
+        and places[0].control_gaps["Constant"].mean + places[0].error.mean <= 1e-12
+    ):
+        sentences = ["The outputs do not vary over these samples: there is nothing for concepts to explain."]
     else:
-        said = ["No concept method is surely better than the controls: none of them explains this head."]
+        sentences = ["No concept method is surely better than the controls: none of them explains this head."]
     poor = [p.method for p in places if not p.trusted and p not in good]
     if good and poor:
-        said.append(f"Not better than a control: {', '.join(poor)}.")
-    dear = [f"{p.method} ({p.concepts:.0f})" for p in places if not p.affordable]
-    if dear:
-        said.append(f"Set apart, since they show a reader more concepts than asked for: {', '.join(dear)}.")
-    return said
+        sentences.append(f"Not better than a control: {', '.join(poor)}.")
+    expensive = [f"{p.method} ({p.concepts:.0f})" for p in places if not p.affordable]
+    if expensive:
+        sentences.append(
+            f"Set apart, since they show a reader more concepts than asked for: {', '.join(expensive)}."
+        )
+    return sentences

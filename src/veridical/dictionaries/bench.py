@@ -32,9 +32,26 @@ def activations(
 ) -> Stream:
     """Rows for `train` from any layer of a task: one per sample and position, padding left out.
 
-    `axis` says where the layer counts its units: 1 for channels of a convolution, -1 for a transformer.
-    With `shards` above 1 one share of the samples, picked at random, is in memory at a time; the model
-    answers it when its turn comes.
+    Parameters
+    ----------
+    task, layer
+        Whose activations.
+    axis
+        Where the layer counts its units: 1 for channels of a convolution, -1 for a transformer.
+    end
+        What is read: the layer's "output" or its "input".
+    shards
+        Above 1, one share of the samples, picked at random, is in memory at a time; the model is evaluated
+        on it when its turn comes.
+    stay
+        Steps that are made from a shard before the next is read.
+    seed
+        Keys which samples make a shard.
+
+    Returns
+    -------
+    Stream
+        For `train`.
     """
     if not 1 <= shards <= len(task):
         raise InputError(f"shards is from 1 to the {len(task)} samples, got {shards}")
@@ -82,7 +99,7 @@ class Bench:
     gef: GEF = field(default_factory=lambda: GEF(distance="cosine", draws=2))
     """How codes are judged by GEF."""
     gef_samples: int = 64
-    """Samples that GEF is asked about: each is explained in every perturbed world."""
+    """Samples that GEF evaluates: each is explained in every perturbed model."""
     seed: int = 0
     """Seed of the parts and of GEF's draws."""
     _held: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -97,24 +114,29 @@ class Bench:
 
     @classmethod
     def planted(
-        cls, world: Superposition, samples: int = 2048, train: int = 16384, labels: int = 24
+        cls, superposition: Superposition, samples: int = 2048, train: int = 16384, labels: int = 24
     ) -> Bench:
         """The bench of planted features: properties are the most frequent ones, parents of others first."""
-        task = world.task(samples)
-        known = world.codes(train, draw=2)
-        sets = torch.bincount(world.parents[world.parents >= 0], minlength=world.features) > 0
+        task = superposition.task(samples)
+        known = superposition.codes(train, draw=2)
+        sets = (
+            torch.bincount(
+                superposition.parents[superposition.parents >= 0], minlength=superposition.features
+            )
+            > 0
+        )
         rate = (known > 0).double().mean(0)
         order = torch.argsort((rate.clamp(max=0.5) + sets) * (rate > 0.01), descending=True, stable=True)[
             :labels
         ]
-        other = replace(world, seed=world.seed + 1)
+        other = replace(superposition, seed=superposition.seed + 1)
         return cls(
             task,
             "embed",
-            known @ world.directions,
+            known @ superposition.directions,
             (known[:, order] > 0),
             (task.inputs[:, order] > 0),
-            truth=world,
+            truth=superposition,
             untrained=known @ other.directions,
         )
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from veridical.concepts.measures import judge, least_squares_importances
-from veridical.concepts.splitting import Split, first_tensor, split, with_first
+from veridical.concepts.splitting import Split, at_layer, split
 from veridical.core.key import Key, permutation
 from veridical.data.switching import switch
 from veridical.dictionaries.bench import Bench, Subject
@@ -52,20 +52,15 @@ class Spliced(nn.Module):
         self.layer, self.axis, self.skip, self.change = bench.layer, bench.axis, bench.skip, change
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        def hook(_module: nn.Module, _given: tuple[Any, ...], answer: Any) -> Any:
-            found = first_tensor(answer)
-            assert found is not None
+        def changed(found: Tensor) -> Tensor:
             states = found.movedim(self.axis, -1)
             flat = states.reshape(len(states), -1, states.shape[-1]).clone()
             rows = flat[:, self.skip :]
             flat[:, self.skip :] = self.change(rows.flatten(0, 1)).to(rows).reshape(rows.shape)
-            return with_first(answer, flat.reshape(states.shape).movedim(-1, self.axis))
+            return flat.reshape(states.shape).movedim(-1, self.axis)
 
-        handle = self.module.get_submodule(self.layer).register_forward_hook(hook)
-        try:
+        with at_layer(self.module, self.layer, "output", changed):
             return self.module(*args, **named)
-        finally:
-            handle.remove()
 
 
 def spliced_outputs(bench: Bench, change: Change) -> Tensor:
@@ -160,8 +155,8 @@ def _split(bench: Bench) -> Split:
     return bench.once("split", find)
 
 
-SAMPLES, ASKED = 32, 16
-"""Samples that are asked, and how many atoms, those that are most active there, are switched off in each."""
+SAMPLES, SWITCHED = 32, 16
+"""Samples that are evaluated, and how many atoms, the most active ones, are switched off in each."""
 
 
 def effect(subject: Subject) -> Tensor:
@@ -178,7 +173,7 @@ def effect(subject: Subject) -> Tensor:
         )
     few = bench.task[:SAMPLES]
     seen = subject.codes[: len(few) * bench.states.shape[1]]
-    busiest = seen.abs().sum(0).topk(min(ASKED, seen.shape[1])).indices
+    busiest = seen.abs().sum(0).topk(min(SWITCHED, seen.shape[1])).indices
     switched = switch(few, Atoms(bench.layer, subject.dictionary, tuple(busiest.tolist())))
     claims = gradient(switched)
     count = len(busiest)
@@ -213,7 +208,7 @@ class Measure:
 
     name: str
     direction: Direction
-    ask: Callable[[Subject], Tensor]
+    evaluate: Callable[[Subject], Tensor]
     """Gives one value per part of the bench (parts,)."""
 
 

@@ -178,12 +178,24 @@ def above_chance(value: float, chance: float) -> float:
 def truth_scores(
     atoms: Tensor, codes: Tensor, features: Tensor, fires: Tensor, chance: float | None = None
 ) -> dict[str, float]:
-    """All that can be said against truth, of codes (n, atoms) on rows where features fire (n, features).
+    """All that can be said against truth, of codes on rows where the firing features are known.
 
-    `mcc` is above chance; precision, recall and F1 say whether matched atoms are active where their features
-    are (means over matched pairs whose feature fires at all); `uniqueness` is the share of live atoms whose
-    nearest feature no other live atom is nearest to; `recovered` is the share of features with an atom of
-    cosine >= 0.9.
+    Parameters
+    ----------
+    atoms, features
+        Directions (atoms, D) and (features, D).
+    codes, fires
+        Codes (n, atoms), and where features fire (n, features).
+    chance
+        MCC of random atoms (default: computed).
+
+    Returns
+    -------
+    dict
+        `mcc` is above chance; precision, recall and F1 say whether matched atoms are active where their
+        features are (means over matched pairs whose feature fires at all); `uniqueness` is the share of live
+        atoms whose nearest feature no other live atom is nearest to; `recovered` is the share of features
+        with an atom of cosine >= 0.9.
     """
     if codes.shape != (len(fires), len(atoms)) or fires.shape[1] != len(features):
         raise ShapeError(

@@ -114,7 +114,7 @@ class Trust:
     truth: Mapping[str, Mapping[str, Tensor]]
     directions: Mapping[str, Direction]
     entries: tuple[str, ...]
-    shaken: tuple[str, ...]
+    perturbed: tuple[str, ...]
     refused: Mapping[str, str]
     about: Mapping[str, Any]
 
@@ -179,11 +179,11 @@ class Trust:
         Noise is on the weights; parts of the samples are its samples, some entries its explainers.
         """
         held = self.values[metric]
-        if not self.shaken:
+        if not self.perturbed:
             return math.nan
-        base = torch.stack([held[name][0] for name in self.shaken])
+        base = torch.stack([held[name][0] for name in self.perturbed])
         near, far = (
-            torch.stack([held[f"{how} {name}"] for name in self.shaken], 1) for how in ("near", "far")
+            torch.stack([held[f"{how} {name}"] for name in self.perturbed], 1) for how in ("near", "far")
         )
         kept = torch.ones(len(near), base.shape[1], dtype=torch.bool)
         return float(consistencies(base, near, far, kept, kept, self.directions[metric]).mc)
@@ -264,7 +264,7 @@ def _or(value: float, otherwise: float) -> float:
     return otherwise if math.isnan(value) else value
 
 
-SHAKEN = ("trained", "1/16 steps", "frozen decoder")
+PERTURBED = ("trained", "1/16 steps", "frozen decoder")
 """Dictionaries that MetaQuantus's scheme perturbs: slightly, and by half of their atoms."""
 SLIGHT, DRAWS = 0.01, 2
 
@@ -284,9 +284,34 @@ def judge(
     Every entry (the trained dictionary, others whose order is known, controls trained for as many steps) is
     made `seeds` times, and every metric read on each part of the samples.
 
+    Parameters
+    ----------
+    bench
+        A bench, planted features, or None for the default ones.
+    recipe
+        How dictionaries are trained.
+    seeds
+        Trainings of every entry, at least 2.
+    measures
+        Names of metrics; all by default.
+    entries
+        What makes each dictionary; by default `family(recipe, bench)`. One is called "trained".
+    seed
+        Keys every draw.
+    progress
+        Whether a bar is shown; None shows it on terminals.
+
+    Returns
+    -------
+    Trust
+        The readings, and the table with a verdict on every metric.
+
+    Examples
+    --------
     >>> from veridical.dictionaries import Superposition, TopK, judge
-    >>> world = Superposition(features=24, dimensions=12, active=2.0, groups=3)
-    >>> found = judge(world, TopK(24, steps=20, batch=32, active=2), seeds=2, measures=["explained variance"])
+    >>> planted = Superposition(features=24, dimensions=12, active=2.0, groups=3)
+    >>> recipe = TopK(24, steps=20, batch=32, active=2)
+    >>> found = judge(planted, recipe, seeds=2, measures=["explained variance"])
     >>> list(found.table["metric"])
     ['explained variance']
     """
@@ -295,8 +320,8 @@ def judge(
     if seeds < 2:
         raise InputError(f"seeds is at least 2, for a spread over them; got {seeds}")
     if recipe is None:
-        world = bench.truth
-        recipe = TopK(512) if world is None else TopK(world.features, 1500, 256, 5e-3, active=4)
+        planted = bench.truth
+        recipe = TopK(512) if planted is None else TopK(planted.features, 1500, 256, 5e-3, active=4)
     chosen = _chosen(measures)
     makers = dict(family(recipe, bench) if entries is None else entries)
     if "trained" not in makers:
@@ -305,19 +330,19 @@ def judge(
         )
     readings = _Readings(bench, chosen)
     keys = [Key(seed) / "dictionaries" / number for number in range(seeds)]
-    shaken: dict[str, list[Dictionary]] = {}
+    perturbed: dict[str, list[Dictionary]] = {}
     for name, maker in track(list(makers.items()), "judging dictionaries", progress):
         made = [maker(bench, recipe, key) for key in keys]
         for number, one in enumerate(made):
             readings.read(name, Subject(one, bench, made[number - 1]))
-        if name in SHAKEN:
-            shaken[name] = made[:2]
-    for name, (one, other) in track(list(shaken.items()), "perturbing dictionaries", progress):
+        if name in PERTURBED:
+            perturbed[name] = made[:2]
+    for name, (one, other) in track(list(perturbed.items()), "perturbing dictionaries", progress):
         for draw in range(DRAWS):
             key = Key(seed) / "shaken" / draw
             readings.read(f"near {name}", Subject(jittered(one, SLIGHT, key), bench, other))
             readings.read(f"far {name}", Subject(damaged(one, 0.5, key), bench, other))
-    return readings.result(tuple(makers), tuple(shaken), recipe, seeds)
+    return readings.result(tuple(makers), tuple(perturbed), recipe, seeds)
 
 
 def _chosen(names: Sequence[str] | None) -> list[Measure]:
@@ -338,28 +363,30 @@ class _Readings:
         self.chances: dict[int, float] = {}
 
     def read(self, entry: str, subject: Subject) -> None:
-        """Ask every metric about a dictionary; one that does not apply says so once."""
+        """Evaluate every metric on a dictionary; one that does not apply says so once."""
         for measure in self.measures:
             if measure.name in self.refused:
                 continue
             try:
-                value = measure.ask(subject).cpu()
+                value = measure.evaluate(subject).cpu()
             except NotApplicableError as error:
                 self.refused[measure.name] = str(error)
                 continue
             self.values[measure.name].setdefault(entry, []).append(value)
-        world = self.bench.truth
-        if world is None:
+        planted = self.bench.truth
+        if planted is None:
             return
         width = len(subject.dictionary.decoder)
-        chance = self.chances.setdefault(width, 0.0) or chance_mcc(width, world.directions)
+        chance = self.chances.setdefault(width, 0.0) or chance_mcc(width, planted.directions)
         self.chances[width] = chance
         fires = self.bench.task.inputs > 0
-        found = truth_scores(subject.dictionary.decoder, subject.codes, world.directions, fires, chance)
+        found = truth_scores(subject.dictionary.decoder, subject.codes, planted.directions, fires, chance)
         for name, known in found.items():
             self.truth.setdefault(name, {}).setdefault(entry, []).append(known)
 
-    def result(self, entries: tuple[str, ...], shaken: tuple[str, ...], recipe: Recipe, seeds: int) -> Trust:
+    def result(
+        self, entries: tuple[str, ...], perturbed: tuple[str, ...], recipe: Recipe, seeds: int
+    ) -> Trust:
         """Everything that was read, as tensors."""
         kept = {m.name: m for m in self.measures if m.name not in self.refused}
         values: dict[str, dict[str, Tensor]] = {
@@ -373,4 +400,4 @@ class _Readings:
         if self.bench.truth is not None:
             about["planted"] = self.bench.truth.to_json()
         directions = {name: m.direction for name, m in kept.items()}
-        return Trust(values, truth, directions, entries, shaken, dict(self.refused), about)
+        return Trust(values, truth, directions, entries, perturbed, dict(self.refused), about)

@@ -51,8 +51,8 @@ def _place(place: Place) -> dict[str, Any]:
     return {
         "method": place.method,
         "error": str(place.error),
-        "behind": "" if place.behind is None else str(place.behind),
-        "above": {name: str(found) for name, found in place.above.items()},
+        "behind": "" if place.gap_to_best is None else str(place.gap_to_best),
+        "above": {name: str(found) for name, found in place.control_gaps.items()},
         "trusted": place.trusted,
         "stability": None if place.stability is None else plain(place.stability.concepts),
         "stability_of_importances": None if place.stability is None else plain(place.stability.importances),

@@ -61,7 +61,7 @@ class Network:
 
 
 _FIRST = 2048
-"""Coalitions that every output is asked with at first."""
+"""Coalitions that every output is evaluated with at first."""
 _RELIABLE = 0.9
 
 
@@ -90,7 +90,7 @@ class ConceptSHAP(ConceptMethod):
     rate: Positive = 1e-2
     """Adam's learning rate."""
     coalitions: Count = 16384
-    """Sets of vectors that are asked for a class at most: from 2,048 on, until two draws agree."""
+    """Sets of vectors that are evaluated for a class at most: from 2,048 on, until two draws agree."""
     class_rows: Count = 64
     """Embeddings of a class on which its completeness is measured."""
 
@@ -188,7 +188,7 @@ class ConceptSHAP(ConceptMethod):
         """Each vector's share of completeness for some outputs (n, pool), and how reliable they are (n,).
 
         Two independent halves of the coalitions are averaged; how well they agree, stepped up to the whole
-        (Spearman and Brown), is the reliability. Outputs that do not reach 0.9 are asked with twice as many.
+        (Spearman and Brown), is the reliability. Outputs below 0.9 are evaluated with twice as many.
         """
         outputs = torch.tensor(list(rows), device=vectors.device)
         game = Completeness(rows, vectors, network, head)

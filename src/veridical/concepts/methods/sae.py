@@ -23,7 +23,7 @@ class SAE(ConceptMethod):
 
     `activation="topk"` keeps `n_concepts` active atoms (Gao et al. 2025); "relu" is trained with an L1
     penalty of weight `sparsity` on its codes instead. Atoms have length 1 after every step. Atoms that were
-    not active since the last look start anew along what is worst explained, eight times in the first half of
+    not active since the last check start anew along what is worst explained, eight times in the first half of
     training (Bricken et al. 2023): of 1,000 atoms for embeddings of LeNet under a random head of 200 outputs
     721 were dead without that and 108 with it, at 3% more error. A note counts those dead at the end.
     """
