@@ -21,12 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from replications.verdict import worlds
+from veridical.auditing.candidates import choose_judges
 from veridical.auditing.effort import EFFORTS
-from veridical.auditing.evidence import Test
+from veridical.auditing.evidence import Grid, Test, units
 from veridical.auditing.jobs import Job, carry_out
-from veridical.auditing.panel import choose_judges
-from veridical.auditing.swap import marks, on, other_models
-from veridical.auditing.units import Grid, units
+from veridical.auditing.model_randomisation import marks, on, other_models
 from veridical.core.key import Key
 from veridical.explainers import Explainer, as_explainer
 from veridical.testing import cheats

@@ -13,7 +13,7 @@ from torch import nn
 
 import veridical as vd
 from veridical.auditing import EFFORTS, audit, run
-from veridical.auditing.panel import choose_explainers, choose_judges
+from veridical.auditing.candidates import choose_explainers, choose_judges
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 
 TINY = replace(

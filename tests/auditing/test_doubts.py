@@ -11,8 +11,9 @@ from torch import nn
 import veridical as vd
 from tests.auditing.test_audit import TINY
 from tests.auditing.test_verdict import JUDGES, field, said
-from veridical.auditing import doubts
-from veridical.auditing.doubts import (
+from veridical.auditing import posthoc_checks as doubts
+from veridical.auditing.evidence import Test
+from veridical.auditing.posthoc_checks import (
     AGREE,
     ALIKE,
     PAIRS,
@@ -25,7 +26,6 @@ from veridical.auditing.doubts import (
     reason,
     twin_of,
 )
-from veridical.auditing.evidence import Test
 from veridical.auditing.verdict import decide
 from veridical.core.key import Key
 from veridical.explainers import as_explainer, registry

@@ -11,10 +11,9 @@ import torch
 import veridical as vd
 from tests.auditing.test_audit import TINY
 from veridical.auditing import EFFORTS, audit, jobs
+from veridical.auditing.candidates import choose_judges
+from veridical.auditing.elimination import Price, price_of_scores, runners
 from veridical.auditing.jobs import Job, JobRunner
-from veridical.auditing.panel import choose_judges
-from veridical.auditing.prices import Price, price_of_scores
-from veridical.auditing.race import runners
 from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.metrics import registry

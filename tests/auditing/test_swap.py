@@ -12,10 +12,19 @@ from torch import nn
 
 import veridical as vd
 from tests.auditing.test_audit import TINY
-from veridical.auditing import swap
-from veridical.auditing.race import runners
-from veridical.auditing.swap import COPIES, GAP, on, other_models, pairings, size_jobs, swap_jobs, swap_units
-from veridical.auditing.units import Grid, units
+from veridical.auditing import model_randomisation as swap
+from veridical.auditing.elimination import runners
+from veridical.auditing.evidence import Grid, units
+from veridical.auditing.model_randomisation import (
+    COPIES,
+    GAP,
+    on,
+    other_models,
+    pairings,
+    size_jobs,
+    swap_jobs,
+    swap_units,
+)
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import as_explainer

@@ -12,8 +12,21 @@ from hypothesis import strategies as st
 
 import veridical as vd
 from tests.reference import audit as slow
-from veridical.auditing.evidence import HERE, THERE, Entry, Rules, Test, corrected, largest_p
-from veridical.auditing.units import Grid, Marks, rate, shown_to_lose, units, wilson
+from veridical.auditing.evidence import (
+    HERE,
+    THERE,
+    Entry,
+    Grid,
+    Marks,
+    Rules,
+    Test,
+    corrected,
+    largest_p,
+    rate,
+    shown_to_lose,
+    units,
+    wilson,
+)
 
 GRID = Grid(1e-5, 0.1)
 

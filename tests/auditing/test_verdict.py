@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from veridical.auditing.evidence import ALPHA, HERE, THERE, Entry, Rules
+from veridical.auditing.evidence import ALPHA, HERE, THERE, Entry, Grid, Marks, Rules
 from veridical.auditing.sentences import sentences
-from veridical.auditing.units import Grid, Marks
 from veridical.auditing.verdict import Field, Judge, decide
 
 GRID = Grid(1e-5, 0.1)

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from veridical.auditing import Audit
-from veridical.auditing.plots import plot_ranking
+from veridical.auditing.result import plot_ranking
 from veridical.errors import InputError
 
 

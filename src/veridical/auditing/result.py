@@ -1,4 +1,4 @@
-"""What an audit found: the verdict, and everything it rests on."""
+"""The result of an audit: verdict, checks, scores, costs; as table, JSON, picture and page."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from veridical.auditing.check import Checks
 from veridical.auditing.effort import Effort
 from veridical.auditing.evidence import Test
-from veridical.auditing.ranking import HEAD, Ranking
-from veridical.auditing.verdict import Verdict
+from veridical.auditing.verdict import HEAD, Place, Ranking, Verdict
+from veridical.errors import InputError
 from veridical.fidelity import RobustnessTable
 from veridical.meta import MetaEvaluation
 from veridical.meta.voices import PlantedDamage
 from veridical.models.cost import Cost
+from veridical.plots import COLOURS, axes
 from veridical.qge import Standing
 from veridical.values.evaluation import Evaluation
 from veridical.values.task import Task
@@ -85,7 +86,7 @@ class Audit:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the ranking with its intervals, controls below."""
-        from veridical.auditing.plots import plot_ranking
+        from veridical.auditing.result import plot_ranking
 
         return plot_ranking(self.verdict, ax)
 
@@ -168,3 +169,38 @@ def _concepts(found: Comparison | None) -> dict[str, Any] | None:
         "methods": [{**asdict(place), "trusted": place.trusted} for place in found.verdict.places],
         "refused": dict(found.refused),
     }
+
+
+BEST, UNTRUSTED, CONTROL = COLOURS[0], COLOURS[1], "0.55"
+
+
+def plot_ranking(verdict: Verdict, ax: Axes | None = None) -> Axes:
+    """Scores with their intervals, best on top and controls below; orange is not trusted."""
+    places = [place for place in verdict.places if place.score == place.score]
+    if not places:
+        raise InputError("there is no ranking to draw: no metric had a voice in this verdict")
+    ax = axes(ax, height=1.0 + 0.32 * len(places))
+    for row, place in enumerate(reversed(places)):
+        colour = _colour(place)
+        ax.plot(
+            [place.low, place.high],
+            [row, row],
+            color=colour,
+            linewidth=2.5,
+            alpha=0.5,
+            solid_capstyle="round",
+        )
+        ax.plot(place.score, row, "o", color=colour, markersize=6)
+    ax.axvline(0.5, color=CONTROL, linewidth=1, linestyle="--")
+    ax.set_yticks(range(len(places)), [_name(place) for place in reversed(places)])
+    ax.set_xlim(-0.02, 1.02)
+    ax.set_xlabel(f"samples in which it beats the controls, {verdict.level:.0%} interval (dashed: half)")
+    return ax
+
+
+def _colour(place: Place) -> str:
+    return CONTROL if place.control else BEST if place.trusted else UNTRUSTED
+
+
+def _name(place: Place) -> str:
+    return f"{place.explainer} (control)" if place.control else place.explainer

@@ -15,25 +15,26 @@ from typing import Any
 import torch
 
 from veridical._version import __version__
+from veridical.auditing.candidates import choose_explainers, choose_judges, choose_lines, finetuned_judge
 from veridical.auditing.check import check
-from veridical.auditing.describe import beside, describe
-from veridical.auditing.doubting import doubt
+from veridical.auditing.description import (
+    beside,
+    concepts_of,
+    describe,
+    prompts_of,
+    reliability_of,
+    standings_of,
+)
 from veridical.auditing.effort import Effort
-from veridical.auditing.evaluation import evaluation_of
+from veridical.auditing.elimination import ENOUGH, Race, Runner, evaluation_of, price_of_scores, runners
 from veridical.auditing.evidence import FEWEST
-from veridical.auditing.extras import concepts_of, prompts_of, standings_of
-from veridical.auditing.finetuned_model import finetuned_judge
 from veridical.auditing.jobs import JobRunner
-from veridical.auditing.panel import choose_explainers, choose_judges, choose_lines
-from veridical.auditing.prices import price_of_scores
-from veridical.auditing.race import ENOUGH, Race, Runner, runners
-from veridical.auditing.reliability import reliability_of
+from veridical.auditing.model_randomisation import given_models, other_models
+from veridical.auditing.posthoc_checks import doubt
 from veridical.auditing.result import Audit
 from veridical.auditing.sampling import in_race_order
 from veridical.auditing.sentences import sentences
-from veridical.auditing.swap import given_models, other_models
-from veridical.auditing.verdict import Field, decide
-from veridical.auditing.voices import plant, voices_of
+from veridical.auditing.verdict import Field, decide, plant, voices_of
 from veridical.errors import InputError, VeridicalWarning
 from veridical.gef.receipt import incomplete
 from veridical.meta.voices import PlantedDamage

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from veridical.auditing.check import Checks
-from veridical.auditing.doubts import HARDLY
 from veridical.auditing.evidence import ALPHA, HERE, NO_BUDGET, Test, of_head
+from veridical.auditing.posthoc_checks import HARDLY
 from veridical.auditing.verdict import Place, Verdict
 
 SURE_SAMPLES = 64

@@ -1,4 +1,4 @@
-"""The verdict: which explainers may be used, which one to take, and how sure that is."""
+"""The verdict: who is trusted, in which group, and the order of methods."""
 
 from __future__ import annotations
 
@@ -9,14 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from veridical.auditing.doubts import Doubts
-from veridical.auditing.evidence import ALPHA, FEWEST, Entry, Rules, Test, corrected, largest_p
-from veridical.auditing.groups import Groups, groups_of, pairwise
-from veridical.auditing.ranking import Ranking
-from veridical.auditing.units import LEVEL, rate
+from veridical.auditing.candidates import Judges
+from veridical.auditing.effort import Effort
+from veridical.auditing.evidence import (
+    ALPHA,
+    FEWEST,
+    LEVEL,
+    Entry,
+    Groups,
+    Rules,
+    Test,
+    corrected,
+    groups_of,
+    largest_p,
+    pairwise,
+    rate,
+)
+from veridical.auditing.posthoc_checks import Doubts
+from veridical.errors import VeridicalError
+from veridical.meta import MetaEvaluation
+from veridical.meta.planted_damage import planted_damage
+from veridical.meta.result import MEAN
+from veridical.meta.voices import PlantedDamage
 
 if TYPE_CHECKING:
     import pandas as pd
+
+if TYPE_CHECKING:
+    from veridical.auditing.elimination import Race
 
 
 NOTHING = (math.nan, math.nan, math.nan)
@@ -286,3 +306,72 @@ def _pairs(rules: Rules, entries: Sequence[Entry]) -> tuple[Pair, ...]:
             won = rate(pairwise(rules, [a, b])[0, 1])
             found.append(Pair(a.label, b.label, won.rate, won.low, won.high, won.samples))
     return tuple(found)
+
+
+HEAD = ("explainer", "beats controls", "samples", "verdict")
+
+
+class Ranking(tuple["Place", ...]):
+    """Places, best first: a tuple that prints each method with its win rate, its group and the verdict."""
+
+    __slots__ = ()
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """The cells of the table."""
+        return [
+            (
+                place.explainer,
+                ""
+                if place.score != place.score
+                else f"{place.score:.0%} [{place.low:.0%}, {place.high:.0%}]",
+                f"{place.samples}",
+                place.status + (f", group {place.group}" if place.group else ""),
+            )
+            for place in self
+        ]
+
+    def __repr__(self) -> str:
+        table = [HEAD, *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+        return "\n".join(lines)
+
+
+def plant(
+    race: Race, effort: Effort, seed: int, progress: bool | None
+) -> tuple[PlantedDamage | None, tuple[int, ...]]:
+    """Plant damage in the samples of the first look; what it said, and which removal metrics have a voice."""
+    metrics = race.judges.removal
+    few = race.first_look
+    try:
+        found = planted_damage(few, metrics, levels=effort.damage, seed=seed, progress=progress)
+    except VeridicalError:
+        return None, ()
+    return found, tuple(i for i, label in enumerate(metrics) if label in found.heard)
+
+
+def voices_of(
+    judges: Judges, found: PlantedDamage | None, reliability: MetaEvaluation | None
+) -> tuple[Judge, ...]:
+    """Every metric with what it can see here; those that decide first."""
+    out = []
+    for line, metrics in (("removal", judges.removal), ("truth", judges.truth)):
+        for label in metrics:
+            voice = None if found is None else found.voices.get(label)
+            seen = (math.nan,) * 3 if voice is None or voice.unjudged else voice.mean()
+            silent = "" if line != "removal" else _silence(label, found)
+            out.append(Judge(label, line, True, *seen, silent, *_meta(label, reliability)))
+    out += [Judge(label, kind, False) for label, (kind, _) in judges.describing.items()]
+    return tuple(out)
+
+
+def _silence(label: str, found: PlantedDamage | None) -> str:
+    if found is None:
+        return "no damage could be planted here"
+    return found.silent.get(label) or found.unjudged.get(label, "")
+
+
+def _meta(label: str, reliability: MetaEvaluation | None) -> tuple[float, float]:
+    if reliability is None or label not in reliability.books:
+        return math.nan, math.nan
+    return reliability[label, MEAN].mc, reliability.books[label].dependence.permuted

@@ -13,8 +13,8 @@ from rich.table import Table
 
 import veridical as vd
 from veridical.auditing import EFFORTS, Audit
+from veridical.auditing.candidates import LINES, choose_explainers
 from veridical.auditing.effort import effort_of
-from veridical.auditing.panel import LINES, choose_explainers
 from veridical.cli.app import app, out
 from veridical.cli.concepts import HELP, concepts_of
 from veridical.cli.sources import Seed, Source, on_a_task

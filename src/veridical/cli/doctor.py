@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 import veridical as vd
+from veridical.auditing.candidates import choose_explainers, choose_judges, choose_lines
 from veridical.auditing.effort import effort_of
-from veridical.auditing.panel import choose_explainers, choose_judges, choose_lines
 from veridical.cli.app import app, out
 from veridical.cli.sources import (
     AllowCode,

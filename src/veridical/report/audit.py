@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from veridical.auditing import Audit
-from veridical.auditing.evidence import ALPHA
+from veridical.auditing.evidence import ALPHA, Grid
 from veridical.auditing.sentences import in_words, why_not
-from veridical.auditing.units import Grid
 from veridical.auditing.verdict import Place
 from veridical.core.files import write_file
 from veridical.functional.wins import win_units

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from veridical.auditing import Audit, Place, Test
-from veridical.auditing.doubts import AGREE, TWIN_NOISE
 from veridical.auditing.evidence import ALPHA, FEWEST, HERE, SIZE
+from veridical.auditing.posthoc_checks import AGREE, TWIN_NOISE
 from veridical.auditing.sentences import QUESTIONS, SURE_SAMPLES, in_words, joined, why_not
 from veridical.data.generation import Generation
 from veridical.values.task import Task

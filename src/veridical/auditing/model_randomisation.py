@@ -1,10 +1,4 @@
-"""Other models in the place of the audited one: a map must fit the model it was made for, and no other.
-
-Sample i meets copy i mod 4. On the model, its maps meet those of the copy; on the copy, for the class that
-one predicts, the copy's maps meet those of the model: a map that falls apart when the model changes wins the
-first and loses the second. Each rival is asked for both models' classes, so that nothing is won by giving
-bad maps for a class that a model does not predict.
-"""
+"""The model randomisation test: do maps fit this model, and not a copy with other weights?"""
 
 from __future__ import annotations
 
@@ -15,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from veridical.auditing.evidence import Grid, Marks, joined, units
 from veridical.auditing.jobs import Done, Job, elsewhere
-from veridical.auditing.units import Grid, Marks, joined, units
 from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalError
 from veridical.explainers import Explainer

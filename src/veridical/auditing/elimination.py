@@ -1,42 +1,111 @@
-"""The race: all methods start on few samples, and the budget of rows goes to those that are still open."""
+"""Elimination over samples: all methods start on few, and the rows of the budget go to those still open."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from veridical.auditing.doubts import TWIN_SAMPLES, Doubts, mates
+from veridical.auditing.candidates import DRAWS, Judges
 from veridical.auditing.evidence import (
     ALPHA,
     FEWEST,
     LOOKS,
     NO_BUDGET,
     Entry,
+    Grid,
+    Marks,
     Rules,
     Test,
     corrected,
     largest_p,
+    leading,
     of_head,
 )
-from veridical.auditing.groups import leading
 from veridical.auditing.jobs import Done, Job, JobRunner
-from veridical.auditing.panel import DRAWS, Judges
-from veridical.auditing.prices import Price, ordinary, price_of_map, rows
-from veridical.auditing.swap import Copies, Pairing, marks, pairings, size_jobs, swap_jobs, swap_units
-from veridical.auditing.units import Grid, Marks
+from veridical.auditing.model_randomisation import (
+    Copies,
+    Pairing,
+    marks,
+    pairings,
+    size_jobs,
+    swap_jobs,
+    swap_units,
+)
+from veridical.auditing.posthoc_checks import TWIN_SAMPLES, Doubts, mates
+from veridical.core.key import Key
 from veridical.errors import VeridicalWarning
 from veridical.explainers import Explainer
+from veridical.explainers.controls import Random
+from veridical.gef.joining import joined_scores
 from veridical.metrics import Metric
 from veridical.models.cost import Cost
 from veridical.perturb.shared_work import sharing
-from veridical.values.evaluation import Failure
+from veridical.perturb.subset_table import has_few
+from veridical.perturb.token_rows import remembering
+from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.explanation import Explanation
+from veridical.values.scores import Scores
 from veridical.values.task import Task
+
+
+class Price(NamedTuple):
+    """Rows per sample: of the scores of a first map, and of those of each further one, which share some."""
+
+    first: int
+    more: int
+    most: float = math.inf
+    """All that there is to ask about a sample: its subsets, where it has few features."""
+
+    def of(self, maps: int, maps_rows: int) -> float:
+        """Rows per sample of so many maps, which ask `maps_rows` themselves, and their scores."""
+        return min(self.first + (maps - 1) * self.more + maps_rows, self.most)
+
+
+def rows(cost: Cost) -> int:
+    """Rows forward and backward."""
+    return cost.forward + cost.backward
+
+
+def ordinary(task: Task) -> Task:
+    """A sample that has rather many features: three in four have no more."""
+    order = task.space.counts(len(task)).argsort(stable=True)
+    return task[order[(3 * len(order)) // 4].reshape(1).to(task.device)]
+
+
+def price_of_map(explainer: Explainer, one: Task, seed: int) -> Cost:
+    """What one map asks; nothing where it fails, which is recorded when it is carried out."""
+    try:
+        with remembering(on=False):
+            return explainer(one.changed(), Key(seed)).cost  # with no answers at hand
+    except Exception:
+        return Cost()
+
+
+def price_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> Price:
+    """What the scores of one map ask per sample, a first time and once more."""
+    one = ordinary(task)
+    maps = [Random()(one, Key(seed) / "draw" / draw) for draw in range(2)]
+    asked = [0, 0]
+    with sharing(one), remembering(on=False):
+        for draw, made in enumerate(maps):
+            for metric in metrics.values():
+                try:
+                    asked[draw] += rows(metric(one, made, Key(seed)).cost)
+                except Exception:  # it fails again where that is recorded
+                    continue
+    few = has_few(task, task.fill)
+    if few is None or not bool(few.all()):
+        return Price(asked[0], asked[1])
+    subsets = float((2.0 ** task.space.counts(len(task))).mean())
+    return Price(asked[0], asked[1], subsets * task.fill.repeats_on(task))
+
 
 ENOUGH = 64
 """Samples from which on a race in which nothing is open may end."""
@@ -350,3 +419,49 @@ def runners(explainers: Mapping[str, Explainer], task: Task, seed: int) -> dict[
         label: Runner(label, explainer, price_of_map(explainer, one, seed))
         for label, explainer in explainers.items()
     }
+
+
+def evaluation_of(race: Race, judges: Judges, seed: int) -> Evaluation:
+    """Every method and control under every metric; methods that left the race have fewer samples."""
+    everyone = (*race.runners.values(), *race.controls.values())
+    scores: dict[tuple[str, str], Scores] = {}
+    for runner in everyone:
+        for label in judges.scoring:
+            parts = [done.scores[label] for done in runner.done if label in done.scores]
+            if parts and len(parts) == len(runner.done):
+                scores[runner.label, label] = joined_scores(parts)
+    maps = {r.label: made for r in everyone if (made := _maps(r, race.task)) is not None}
+    failures = [failure for r in everyone for failure in r.failures]
+    return Evaluation(race.task, scores, maps, failures, False, seed)
+
+
+def _maps(runner: Runner, task: Task) -> Explanation | None:
+    parts = [done.explanation for done in runner.done]
+    whole = [part for part in parts if part is not None]
+    if not whole or len(whole) < len(parts):
+        return None
+    return joined_maps(whole, task)
+
+
+def joined_maps(parts: Sequence[Explanation], task: Task) -> Explanation:
+    """The maps of looks that follow each other, from the task's first sample on."""
+    if len(parts) == 1:
+        return parts[0]
+    together = {
+        name: torch.cat([getattr(part, name) for part in parts])
+        for name in ("values", "targets", "ids", "order", "tied", "draw_ids")
+    }
+    first = parts[0]
+    own = first.space.n_features == task.space.n_features  # else features of the method's own, such as codes
+    return Explanation(
+        together["values"],
+        task.space.take(slice(0, len(together["ids"]))) if own else first.space,
+        together["targets"],
+        together["ids"],
+        first.explainer,
+        together["order"],
+        sum((part.cost for part in parts), Cost()),
+        first.provenance,
+        tied=together["tied"],
+        draw_ids=together["draw_ids"],
+    )
