@@ -13,7 +13,6 @@ import veridical as vd
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Explainer
-from veridical.metrics.randomisation import smooth_mprt
 from veridical.metrics.re_explaining import at_once, explaining, stacked
 
 
@@ -72,12 +71,6 @@ def test_how_many_are_explained_at_once_changes_nothing(name):
     torch.testing.assert_close(few, many, rtol=1e-9, atol=1e-9)
 
 
-def test_noise_that_is_kept_is_noise_that_is_drawn_again(monkeypatch):
-    kept = vd.score("smooth_mprt", task_of(), "gradient").values
-    monkeypatch.setattr(smooth_mprt, "_KEPT", (0, 0))
-    assert torch.equal(vd.score("smooth_mprt", task_of(), "gradient").values, kept)
-
-
 @pytest.mark.parametrize("what", [float("nan"), float("inf")])
 def test_a_map_that_is_broken_in_part_is_refused_at_the_end(what):
     with pytest.raises(InputError, match=r"'written' is NaN or infinite in samples \[3\]"):
@@ -88,3 +81,14 @@ def test_a_sample_that_could_not_be_explained_is_flagged_not_refused():
     scores = vd.score("max_sensitivity", task_of(), Written(whole=True))
     assert scores.flags["no explanation"].tolist() == [False, False, False, True, False]
     assert scores.values.isnan().tolist() == [False, False, False, True, False]
+
+
+def test_all_variants_are_explained_in_one_call_where_a_chunk_holds_them():
+    task = task_of(rows=4096)
+    _ = task.outputs
+    for name, rows in (("continuity", 5 * 5), ("max_sensitivity", 11 * 5), ("random_logit", 2 * 5)):
+        seen: list[int] = []
+        hook = task.predictor.model.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(len(x[0])))
+        vd.score(name, task, "gradient")
+        hook.remove()
+        assert seen == [rows]

@@ -177,7 +177,7 @@ def test_images_of_unequal_segments_may_have_ties_in_some() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(288, 3)).double().eval()
     rows, values = (torch.rand(6, *shape, generator=generator).double() for shape in ((2, 12, 12), (144,)))
     task, metric = vd.Task(net, rows, targets=[0] * 6), Irof(segments=64)
-    assert len(set((metric.prepare(task).sizes(6) > 0).sum(-1).tolist())) > 1
+    assert len(set((metric.regions_of(task).sizes(6) > 0).sum(-1).tolist())) > 1
     values[::2] = (values[::2] > 0.5).double()
     whole = vd.score(metric, task, values)
     assert whole.curve is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from veridical.fidelity.falls import Falls, evaluations, mean_over_sizes, measur
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.removal import Sign, check_levels
 from veridical.metrics.base import Outcome, RankingMetric, register
+from veridical.metrics.tie_orders import merged, over_orders
 from veridical.perturb.subset_table import has_few
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
@@ -187,15 +189,37 @@ class RFid(Fidelity):
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
 
-    def draws_masks(self, task: Task) -> Tensor | bool:
-        # of few features all subsets are asked once, whatever the ranking
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        orders = self.tie_orders(task, explanation, key)
+        drawn, whole = self._drawn(task), self._on_perturbed(task)
+        if not explanation.has_ties or orders.most == 1 or whole or not any(drawn):
+            judge = partial(self._on_its_draws, key, False)
+            return over_orders(judge, task, orders, key, whole)
+        # one ranking for a share of the draws each: as many draws in all as for a map without ties
+        shares = [count * by_draws for count, by_draws in zip(orders.each, drawn, strict=True)]
+        parts = []
+        for count in sorted(set(shares)):
+            which = [row for row, share in enumerate(shares) if share == count]
+            metric = replace(self, draws=-(-self.draws // count)) if count else self
+            rows = torch.tensor(which, device=task.inputs.device)
+            judge = partial(metric._on_its_draws, key, bool(count))
+            parts.append((rows, over_orders(judge, task[rows], orders.take(which), key)))
+        return merged(parts, len(task.inputs))
+
+    def _on_its_draws(self, key: Key, own: bool, task: Task, explanation: Explanation, which: int) -> Outcome:
+        return self.along(task, explanation, key.parent / which / key.path[-1] if own and which else key)
+
+    def _drawn(self, task: Task) -> list[bool]:
+        """Which samples are evaluated by draws; of few features all subsets are, whatever the ranking."""
         few = has_few(task, task.fill)
         if few is None or self.draws == 1:
-            return self.draws > 1
-        return False if task.space.valid is None else ~few
+            return [self.draws > 1] * len(task.inputs)
+        return (~few).tolist()
 
-    def lighter(self, orders: int) -> Self:
-        return replace(self, draws=-(-self.draws // orders))
+    def _on_perturbed(self, task: Task) -> bool:
+        """Whether the fine-tuned model was perturbed along with the task, which parts of it do not know."""
+        # meta-evaluation hands such a copy over under this very task
+        return self.finetuned is not None and task.known(f"finetuned {self.finetuned.path}") is not None
 
     @property
     def removal(self) -> Mapping[str, Any]:
@@ -218,10 +242,6 @@ class FFid(RFid):
     name: ClassVar[str] = "ffid_plus"
     summary: ClassVar[str] = "RFid on a model that has learnt to miss features, within what it has learnt"
     misleads: ClassVar[str] = "where masking hardly hurts the model: plain Fid tells more there"
-
-    def needs_all_samples(self, task: Task) -> bool:
-        # a copy perturbed along with the model (meta-evaluation) is known by that very task
-        return self.finetuned is not None and task.known(f"finetuned {self.finetuned.path}") is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()

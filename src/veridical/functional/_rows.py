@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -16,6 +16,8 @@ SMALLEST = torch.finfo(torch.float64).tiny
 # varies by no more than this carries no information about anything.
 _NOISE = 16 * torch.finfo(torch.float64).eps
 _LARGEST_FINITE = torch.finfo(torch.float64).max
+_BLOCK = 2**22
+"""Numbers in a block of rows: float64 copies of them take some tens of megabytes."""
 
 
 def as_double(x: Tensor, name: str = "x") -> Tensor:
@@ -125,3 +127,21 @@ def varies(x: Tensor) -> Tensor:
     """The same where every entry is valid, in half the steps."""
     low, high = x.aminmax(dim=-1)
     return high - low > torch.maximum(high, -low).clamp_(max=_LARGEST_FINITE).mul_(_NOISE)
+
+
+def in_blocks(
+    judge: Callable[..., Tensor], values: Tensor, *others: Tensor | None, width: int | None = None
+) -> Tensor:
+    """`judge(values, *others)` on blocks of rows, joined; `others` have the same rows, or are None.
+
+    `judge` must treat every row alone, so that the cut changes nothing. `width` is how many numbers it makes
+    of a row, if not about as many as the row has.
+    """
+    few = max(1, _BLOCK // max(1, width or values.shape[-1]))
+    if len(values) <= few:
+        return judge(values, *others)
+    parts = []
+    for at in range(0, len(values), few):
+        rows = slice(at, at + few)
+        parts.append(judge(values[rows], *(None if o is None else o[rows] for o in others)))
+    return torch.cat(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -188,40 +188,28 @@ class RankingMetric(Metric):
         """What takes the place of removed features; None if the metric removes nothing."""
         return getattr(self, "fill", None) or task.fill
 
-    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor | bool:
-        """Whether, with these settings, the order of tied features can matter; (N,) or one for all."""
-        return True
-
-    def needs_all_samples(self, task: Task) -> bool:
-        """Whether the task cannot be judged in parts, since what it knows of its judge would be lost."""
-        return False
-
-    def draws_masks(self, task: Task) -> Tensor | bool:
-        """Which samples are asked by draws, to be shared out among rankings; (N,) or one for all."""
-        return False
-
-    def lighter(self, orders: int) -> Self:
-        """The same metric with its draws shared out among so many rankings."""
-        return self
-
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         if explanation.has_ties:
-            from veridical.metrics.tie_orders import over_ties
+            from veridical.metrics.tie_orders import over_orders
 
-            return over_ties(self, task, explanation, key)
+            orders = self.tie_orders(task, explanation, key)
+            return over_orders(lambda part, ranked, _: self.along(part, ranked, key), task, orders, key)
         found = self.along(task, explanation, key)
         none = torch.zeros_like(found.values, dtype=torch.float64)
         return replace(found, details={**found.details, TIED_PAIRS: none})
 
     def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
-        """The rankings by which each map is judged."""
+        """The rankings over which a tied map is averaged.
+
+        A metric for which the order of some ties cannot matter leaves these out: `orders.where(...)`.
+        """
         if self.ties == "stable" or not explanation.has_ties:
             return TieOrders.none(explanation)
         # rankings that differ in features equal to their fill are one
         fill, matters = self.fill_on(task), None
         if fill is not None and not fill.looks_at_mask:
             matters = Backgrounds(task, fill, key).matters()
-        return TieOrders.of(explanation, matters).where(self.sees_ties(task, explanation))
+        return TieOrders.of(explanation, matters)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
-from veridical.core.key import Key
 from veridical.functional.devices import at_a_time
+from veridical.metrics import Key, Task
 from veridical.models.embeddings import embedding_layer
 from veridical.perturb.fills import extremes
-from veridical.values.task import Task
 
 
 def why_no_noise(task: Task) -> str | None:

@@ -1,9 +1,13 @@
-"""Maps made again and again within one metric: one batched call each, and one check for all at the end."""
+"""Maps made again within one metric: of variants of the samples, of perturbed models, of reference rows.
+
+Each is one batched call, and one check for all at the end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,13 +15,14 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.functional._rows import whole_largest
-from veridical.metrics.types import Explainer, Key, Task
+from veridical.metrics import Explainer, Key, Task
+from veridical.models.predictor import Side, check_finite, take_side
 
 Explain = Callable[[Task, Key], Tensor]
 
 
 class Maps:
-    """`explain(world, key)` gives maps (N, V), and remembers what has to be known of them."""
+    """`explain(task, key)` gives maps (N, V), and remembers what has to be known of them."""
 
     largest: Tensor
     """The largest |e| of each map made last (N,); NaN and infinity both show in it."""
@@ -28,10 +33,10 @@ class Maps:
         self._explainer = explainer
         self.seen: list[tuple[Tensor, Tensor]] = []
 
-    def __call__(self, world: Task, key: Key) -> Tensor:
+    def __call__(self, task: Task, key: Key) -> Tensor:
         explainer = self._explainer
-        values = explainer.values_on(world, key)
-        absent, valid = values.isnan(), explainer.space_of(world).valid
+        values = explainer.values_on(task, key)
+        absent, valid = values.isnan(), explainer.space_of(task).valid
         absent = absent if valid is None else absent | ~valid
         self.largest, self.missing = whole_largest(values)[:, 0], absent.all(-1)
         self.seen.append((self.largest, self.missing))
@@ -45,9 +50,9 @@ def one_session(task: Task, explainer: Explainer) -> AbstractContextManager[obje
 
 @contextmanager
 def explaining(explainer: Explainer, *tasks: Task) -> Iterator[Maps]:
-    """`with explaining(explainer, task) as explain: explain(world, key)` gives maps (N, V) for each world.
+    """`with explaining(explainer, task) as explain: explain(other, key)` gives maps (N, V) of other tasks.
 
-    A world holds the samples of the task once or several times over; of several tasks, one behind the other.
+    Each holds the samples of the task once or several times over; of several tasks, one behind the other.
     A map must be finite, or NaN throughout to say that a sample could not be explained; what was wrong with
     any of the maps is raised when the block ends.
     """
@@ -88,6 +93,29 @@ def samples_at_once(explainer: Explainer, task: Task) -> int:
     return task.predictor.rows // max(1, explainer.rows_per_sample(explainer.prepared(task)))
 
 
+def explained_variants(
+    explain: Maps,
+    explainer: Explainer,
+    task: Task,
+    count: int,
+    variants: Callable[[range], Task],
+    key: Key,
+    first_number: int = 0,
+) -> Iterator[tuple[range, Task, Tensor]]:
+    """Explain the samples (variant 0) and `count` variants of them, as many as fit a chunk in one call.
+
+    `variants(which)` is the task that holds the samples under each of these, one copy of all after the other;
+    yields which, their task, and maps (variants, N, V). A method with draws of its own gets a fresh key for
+    every variant, as it is scored with its own noise.
+    """
+    times = at_once(explainer, task, 1 + count)
+    for first in range(0, 1 + count, times):
+        which = range(first, min(first + times, 1 + count))
+        own = key / "explain" / (first - 1 + first_number) if first else key / "clean"
+        near = variants(which)
+        yield which, near, explain(near, own).unflatten(0, (-1, len(task)))
+
+
 def stacked(task: Task, times: int, inputs: Tensor | None = None) -> Task:
     """The samples of a task `times` over, one copy of all after the other; at these inputs, if given."""
     if times == 1:
@@ -103,3 +131,81 @@ def stacked(task: Task, times: int, inputs: Tensor | None = None) -> Task:
     }
     again |= {} if inputs is None else {"inputs": inputs.to(task.inputs.dtype)}
     return task.changed(alone=True, calibrated_alike=True, **again)
+
+
+def why_no_references(task: Task) -> str | None:
+    """Why reference rows cannot be explained beside the samples and compared, or None if they can."""
+    if task.head in ("regression", "generation"):
+        return f"it compares predicted classes, and a {task.head} has none"
+    if task.space.valid is not None or task.space.per_sample:
+        return "features differ between samples, so reference rows have no comparable maps"
+    if task.side and not task.train_side:
+        return "the model takes side inputs; give those of the reference rows as train_side=..."
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """Maps of a task's samples and, behind them, of its reference rows, each for its own prediction."""
+
+    maps: Tensor
+    missing: Tensor
+    own: Tensor
+    """The predictions of the samples."""
+    others: Tensor
+    """The predictions of the reference rows."""
+
+
+def explained_beside(task: Task, explainer: Explainer, count: int, key: Key) -> Beside:
+    """Explain the samples and the first `count` reference rows, in one call where one chunk holds all."""
+    rows = _reference_rows(task, count)
+    with one_session(task, explainer):
+        with task.session():
+            outputs = task.predictor.chunk(rows.inputs, rows.side)
+        check_finite(outputs)
+        own, others = task.predictions, outputs.argmax(-1)
+        if samples_at_once(explainer, task) < len(task) + len(rows):
+            return _one_by_one(task, rows, explainer, key, own, others)
+        with explaining(explainer, task, rows) as explain:
+            maps = explain(_explained_for(_joined(task, rows), torch.cat([own, others])), key / "samples")
+    return Beside(maps, explain.missing, own, others)
+
+
+def _one_by_one(
+    task: Task, rows: Task, explainer: Explainer, key: Key, own: Tensor, others: Tensor
+) -> Beside:
+    samples = task.changed(targets=own, outputs=task.outputs)
+    parts = []
+    for some, purpose in ((samples, "samples"), (_explained_for(rows, others), "references")):
+        with explaining(explainer, some) as explain:
+            parts.append((explain(some, key / purpose), explain.missing))
+    maps, missing = (torch.cat(each) for each in zip(*parts, strict=True))
+    return Beside(maps, missing, own, others)
+
+
+def _reference_rows(task: Task, count: int) -> Task:
+    """The first `count` reference rows as samples of a task of their own."""
+    assert task.train is not None
+    few = slice(0, count)
+    rows, side = task.train[few], take_side(task.train_side, few)
+    return task.changed(
+        inputs=rows, side=side, ids=torch.arange(len(rows), device=task.device), masks=None, labels=None
+    )
+
+
+def _joined(task: Task, rows: Task) -> Task:
+    """The samples, and behind them the reference rows."""
+    side: Side = (
+        {name: torch.cat([value, rows.side[name]]) for name, value in task.side.items()}  # type: ignore[call-overload]
+        if isinstance(task.side, dict)
+        else tuple(torch.cat(both) for both in zip(*(each.side for each in (task, rows)), strict=True))
+    )
+    inputs, ids, draw_ids = (
+        torch.cat([getattr(task, name), getattr(rows, name)]) for name in ("inputs", "ids", "draw_ids")
+    )
+    return task.changed(inputs=inputs, ids=ids, draw_ids=draw_ids, side=side, masks=None, labels=None)
+
+
+def _explained_for(task: Task, targets: Tensor) -> Task:
+    """A task of its own for these outputs, unchecked, as they are the model's: a check waits for a GPU."""
+    return task.changed(alone=True, targets=targets)

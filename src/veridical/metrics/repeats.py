@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from veridical.metrics.base import AnyMetric, RankingMetric
-from veridical.metrics.types import Explanation, Key, Scores, Task
+from veridical.metrics import AnyMetric, Explanation, Key, RankingMetric, Scores, Task
 from veridical.models.cost import Cost
 from veridical.values.variance import SOURCES, repeats_of
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from veridical.metrics.base import TIED_PAIRS, Outcome, RankingMetric
-from veridical.metrics.types import Explanation, Key, Task
+from veridical.metrics import Explanation, Key, Outcome, Task
+from veridical.metrics.base import TIED_PAIRS
 from veridical.values.weak_orders import TieOrders
 
 TIE_VARIANCE = "variance of tie orders"
@@ -19,30 +18,6 @@ TIES_DECIDE = "ties decide: the score moves between rankings that agree with the
 _CURVE = "the curve itself"
 _DECIDES = 0.05
 """Standard deviation between rankings, as a share of the score, from which ties are said to decide it."""
-
-
-def over_ties(metric: RankingMetric, task: Task, explanation: Explanation, key: Key) -> Outcome:
-    """What a metric says of maps with ties: the mean over the rankings that agree with each."""
-    orders, drawn = metric.tie_orders(task, explanation, key), metric.draws_masks(task)
-    whole = metric.needs_all_samples(task)
-    if orders.most == 1 or whole or drawn is False:
-        return over_orders(lambda t, e, _: metric.along(t, e, key), task, orders, key, whole)
-    parts = []
-    by_draws = drawn.tolist() if isinstance(drawn, Tensor) else [True] * len(task.inputs)
-    shared_by = [count * of for count, of in zip(orders.each, by_draws, strict=True)]
-    for count in sorted(set(shared_by)):
-        which = [row for row, by in enumerate(shared_by) if by == count]
-        # one ranking for a share of the draws each: as many draws in all as for a map without ties
-        judge = partial(_on_its_draws, metric.lighter(count) if count else metric, key, bool(count))
-        rows, some = torch.tensor(which, device=task.inputs.device), orders.take(which)
-        parts.append((rows, over_orders(judge, task[rows], some, key)))
-    return merged(parts, len(task.inputs))
-
-
-def _on_its_draws(
-    metric: RankingMetric, key: Key, own: bool, task: Task, explanation: Explanation, which: int
-) -> Outcome:
-    return metric.along(task, explanation, key.parent / which / key.path[-1] if own and which else key)
 
 
 def merged(parts: Sequence[tuple[Tensor, Outcome]], samples: int) -> Outcome:

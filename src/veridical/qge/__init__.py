@@ -1,8 +1,9 @@
 """QGE: how much better than its own inverse, and where it stands among all explanations."""
 
+from veridical.metrics.faithfulness._common import RankPath
 from veridical.qge.gap import QGE, QRand, metric_from_json
 from veridical.qge.kept_features import KeptFeatures
-from veridical.qge.paths import RankPath, path_of
+from veridical.qge.paths import path_of
 from veridical.qge.standing import Standing, standing
 from veridical.qge.study import RankingStudy, exhaustive_study, rankings_of, sampled_study
 

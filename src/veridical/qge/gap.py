@@ -25,10 +25,11 @@ from veridical.metrics.base import (
     RankingMetric,
     registry,
 )
+from veridical.metrics.faithfulness._common import RankPath
 from veridical.metrics.tie_orders import TIE_VARIANCE, over_orders
 from veridical.perturb.rules import removed_share
 from veridical.perturb.shared_work import sharing
-from veridical.qge.paths import RankPath, digest, path_of, random_orders, responses_along, scores_along
+from veridical.qge.paths import digest, path_of, random_orders, responses_along, scores_along
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task

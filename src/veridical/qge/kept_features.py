@@ -8,11 +8,11 @@ from typing import ClassVar
 from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.metrics.base import Outcome, RankingMetric, register
+from veridical.metrics.faithfulness._common import RankPath
 from veridical.models.output_heads import Response
 from veridical.perturb.fills import Fill
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import RankThreshold, removed_share, step_counts
-from veridical.qge.paths import RankPath
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task

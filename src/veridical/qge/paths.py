@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -18,82 +17,18 @@ from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.functional import positions
 from veridical.metrics.base import AnyMetric
-from veridical.metrics.faithfulness.deletion import Deletion
-from veridical.metrics.faithfulness.insertion import Insertion
-from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
-from veridical.models.output_heads import Response
-from veridical.perturb.fills import Fill
+from veridical.metrics.faithfulness._common import RankPath
 from veridical.perturb.probe import probe
-from veridical.perturb.rules import put_back, removed_share, step_counts
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 _ENTRIES_AT_ONCE = 2**24
 
 
-@dataclass(frozen=True, eq=False)
-class RankPath:
-    """A score sum_m w_m y_m, y_m the response once the first `counts[m]` features of a ranking are gone.
-
-    `counts` (M,) or (N, M) ascends; `weights` (N or 1, M + 1) begin with that of the untouched input.
-    """
-
-    counts: Tensor
-    weights: Tensor
-    most_relevant_first: bool
-    response: Response = "probability"
-    fill: Fill | None = None
-
-    def score(self, responses: Tensor) -> Tensor:
-        """The scores (N, K) of responses (N, K, M + 1)."""
-        return (responses * self.weights[:, None]).sum(-1)
-
-    def ends_empty(self, task: Task) -> bool:
-        """Whether the last step leaves no feature in any sample, so that all rankings end alike."""
-        last = self.counts[..., -1].expand(len(task)) if self.counts.dim() == 1 else self.counts[:, -1]
-        return bool((last == task.space.counts(len(task)).to(last.device)).all())
-
-    def dense_weights(self, sample: int, features: int) -> Tensor:
-        """The weight (D + 1,) of the response once 0..D features are gone; 0 where the path does not stop."""
-        counts = self.counts if self.counts.dim() == 1 else self.counts[sample]
-        weights = self.weights[min(sample, len(self.weights) - 1)].double()
-        places = torch.cat([torch.zeros_like(counts[:1]), counts]).long()
-        return weights.new_zeros(features + 1).scatter_add_(0, places, weights)
-
-
-@singledispatch
 def path_of(metric: AnyMetric, task: Task) -> RankPath | None:
-    """The path a metric walks on this task, or None if it is no such metric.
-
-    A metric of the user's own joins in by a method `path(task)`.
-    """
+    """The path a metric walks on this task by its method `path(task)`, or None if it has none."""
     offered = getattr(metric, "path", None)
     return offered(task) if callable(offered) else None
-
-
-@path_of.register
-def _(metric: PixelFlipping, task: Task) -> RankPath | None:
-    counts = step_counts(task, metric.steps, metric.per_step)
-    weights = trapezoid(removed_share(task, counts))
-    return RankPath(counts, weights, metric.order == "morf", metric.response, metric.fill)
-
-
-@path_of.register
-def _(metric: Deletion, task: Task) -> RankPath | None:
-    return path_of(PixelFlipping(steps=metric.steps, response=metric.response, fill=metric.fill), task)
-
-
-@path_of.register
-def _(metric: Insertion, task: Task) -> RankPath | None:
-    gone = put_back(task, step_counts(task, metric.steps, None)).flip(-1)
-    return RankPath(gone, trapezoid(removed_share(task, gone)), False, metric.response, metric.fill_on(task))
-
-
-def trapezoid(points: Tensor) -> Tensor:
-    """The weights (N, P) with which the trapezoid rule adds up a curve over ascending points (N, P)."""
-    half = points.double().diff(dim=-1) / 2
-    nothing = torch.zeros_like(half[:, :1])
-    return torch.cat([half, nothing], -1) + torch.cat([nothing, half], -1)
 
 
 @dataclass(frozen=True, eq=False)

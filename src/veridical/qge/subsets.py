@@ -15,11 +15,12 @@ from torch import Tensor
 from veridical.core.key import Key
 from veridical.functional import round_to_grid
 from veridical.metrics.base import Metric
+from veridical.metrics.faithfulness._common import RankPath
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets
 from veridical.perturb.subset_table import places_of
 from veridical.qge.gap import MapGap
-from veridical.qge.paths import RankPath, path_of
+from veridical.qge.paths import path_of
 from veridical.values.scores import Direction
 from veridical.values.task import Task
 

@@ -10,7 +10,7 @@ import torch
 import veridical as vd
 from tests.reference import map_scores
 from tests.reference.metric_cases import linear_task, numbers
-from veridical.metrics import blocks
+from veridical.functional import _rows as blocks
 from veridical.values.space import Space
 
 BY_HAND = {

@@ -171,7 +171,7 @@ def test_region_metrics_equal_their_references(case):
 def test_irof_equals_its_reference():
     explanation = random_map(IMAGE)
     metric = Irof(segments=6)
-    labels = metric.prepare(IMAGE).labels
+    labels = metric.regions_of(IMAGE).labels
 
     def reference(a, x, e, z, i):
         return slow.irof(a, x, e, z, labels[i].tolist())

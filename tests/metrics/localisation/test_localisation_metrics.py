@@ -9,7 +9,7 @@ import torch
 import veridical as vd
 from tests.reference import map_scores
 from tests.reference.metric_cases import image_task, linear_task, numbers
-from veridical.metrics import blocks
+from veridical.functional import _rows as blocks
 from veridical.metrics.tie_orders import TIES_DECIDE
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space

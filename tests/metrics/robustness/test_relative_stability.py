@@ -14,7 +14,7 @@ from veridical.metrics import (
     RelativeOutputStability,
     RelativeRepresentationStability,
 )
-from veridical.metrics.robustness.representation import representations
+from veridical.metrics.robustness._common import representations
 from veridical.models.predictor import Plan
 
 KINDS = [RelativeInputStability, RelativeOutputStability, RelativeRepresentationStability]
@@ -31,7 +31,8 @@ def reading(kind, task: vd.Task, x: torch.Tensor) -> list[float]:
 
 
 def by_hand(metric, task: vd.Task, exclude: bool = True) -> torch.Tensor:
-    near = [n.inputs for n in metric.neighbours(task, Key(0) / metric.name)]
+    key = Key(0) / metric.name
+    near = [metric.neighbours(task, key, range(k, k + 1)).inputs for k in range(1, metric.draws + 1)]
     kind, out = type(metric), []
     for i, target in enumerate(task.targets.tolist()):
         x = task.inputs[i]

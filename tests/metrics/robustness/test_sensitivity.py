@@ -9,7 +9,7 @@ from tests.reference.metric_cases import image_task, linear_task, mlp_task, numb
 from veridical.core.key import Key
 from veridical.explainers import Gradient
 from veridical.metrics import AvgSensitivity, LocalLipschitz, MaxSensitivity
-from veridical.metrics.robustness.neighbourhood import worst
+from veridical.metrics.robustness._common import worst
 from veridical.models.predictor import Plan
 
 NAMES = ["max_sensitivity", "avg_sensitivity", "local_lipschitz"]
@@ -17,7 +17,8 @@ DRAWS = 3
 
 
 def neighbours(metric, task: vd.Task) -> list[torch.Tensor]:
-    return [near.inputs for near in metric.neighbours(task, Key(0) / metric.name)]
+    key = Key(0) / metric.name
+    return [metric.neighbours(task, key, range(k, k + 1)).inputs for k in range(1, metric.draws + 1)]
 
 
 def by_hand(metric, task: vd.Task, reduce) -> torch.Tensor:

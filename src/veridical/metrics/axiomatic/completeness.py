@@ -8,10 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.blocks import in_blocks
+from veridical.functional._rows import in_blocks
+from veridical.metrics import Metric, Outcome, probe, register
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
-from veridical.perturb.probe import probe
 
 
 def total_relevance(values: Tensor, valid: Tensor | None) -> Tensor:

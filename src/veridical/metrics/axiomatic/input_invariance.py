@@ -9,13 +9,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from veridical.core.allowed import LARGE, Within
-from veridical.explainers.gradients import Gradient, InputXGradient, Saliency
 from veridical.functional import euclidean, rms_normalise
-from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.blocks import in_blocks
+from veridical.functional._rows import in_blocks
+from veridical.metrics import LARGE, ExplainerMetric, Outcome, Within, register
 from veridical.metrics.input_noise import movable, why_no_noise
-from veridical.metrics.re_explaining import at_once, explaining, stacked
+from veridical.metrics.re_explaining import explaining
 from veridical.metrics.types import Direction, Explainer, Key, Task
 
 
@@ -31,17 +29,6 @@ class Compensated(nn.Module):
         return self.module(x - self.shift, *side, **named)
 
 
-class CompensatedRows(nn.Module):
-    """The same where every row has a shift of its own, which comes as the first side input."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor, shift: Tensor, *side: Any) -> Any:
-        return self.module(x - shift, *side)
-
-
 def shifted(task: Task, shift: float, compensate: bool) -> Task:
     """The task at x + shift; with `compensate` also its model and reference rows, so that answers stay."""
     moved = task.with_inputs(task.inputs + shift)
@@ -52,28 +39,6 @@ def shifted(task: Task, shift: float, compensate: bool) -> Task:
     return moved.changed(
         alone=True, predictor=moved.predictor.wrapped(partial(Compensated, shift=shift)), train=train
     )
-
-
-# by their very types: they read the gradient at the input and nothing of fills, reference rows or layers
-_READ_ONE_INPUT = (Gradient, Saliency, InputXGradient)
-
-
-def _in_one_call(explainer: Explainer, task: Task) -> bool:
-    """Whether a sample and its shifted twin can be explained as rows of one batch."""
-    if type(explainer) not in _READ_ONE_INPUT or isinstance(task.side, dict):
-        return False
-    return at_once(explainer, task, 2) == 2
-
-
-def _both(task: Task, shift: float, compensate: bool) -> Task:
-    """All samples, and behind them all at x + shift; with `compensate` answered as they were without it."""
-    inputs = torch.cat([task.inputs, task.inputs + shift])
-    twins = stacked(task, 2, inputs)
-    if not compensate:
-        return twins
-    shifts = inputs.new_zeros(len(inputs), *[1] * (inputs.dim() - 1))
-    shifts[len(task) :] = shift
-    return twins.changed(predictor=twins.predictor.wrapped(CompensatedRows), side=(shifts, *twins.side))
 
 
 def distance_and_size(maps: Tensor, valid: Tensor | None) -> Tensor:
@@ -114,14 +79,10 @@ class InputInvariance(ExplainerMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         start = movable(task)
-        about = self.shift, self.compensate
         # one key for both: the axiom is about the shift, not about an explainer's own noise
         with explaining(explainer, start) as explain:
-            if _in_one_call(explainer, start):
-                world = start.latest("beside their shifted twins", about, lambda: _both(start, *about))
-                maps = explain(world, key).unflatten(0, (2, -1)).transpose(0, 1)
-            else:
-                maps = torch.stack([explain(world, key) for world in (start, shifted(start, *about))], 1)
+            pair = (start, shifted(start, self.shift, self.compensate))
+            maps = torch.stack([explain(each, key) for each in pair], 1)
         apart = in_blocks(distance_and_size, maps, task.space.valid, width=maps[0].numel())
         distance, size = apart.unbind(-1)
         empty = size == 0

@@ -8,13 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import Count, NotNegative
 from veridical.functional import rms_normalise
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.blocks import in_blocks
-from veridical.metrics.types import Direction, Explanation, Key, Response, Task
-from veridical.perturb.fills import Fill, UniformNoise
-from veridical.perturb.probe import probe
+from veridical.functional._rows import in_blocks
+from veridical.metrics import Count, Metric, NotNegative, Outcome, probe, register
+from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
+from veridical.perturb.fills import UniformNoise
 from veridical.perturb.rules import Groups
 
 # answers that differ by one step of the grid they were rounded to may be one answer, rounded both ways

@@ -8,11 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import NotNegative
 from veridical.functional import rms_normalise
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.blocks import in_blocks
-from veridical.metrics.types import Direction, Explanation, Key, Task
+from veridical.functional._rows import in_blocks
+from veridical.metrics import Direction, Explanation, Key, Metric, NotNegative, Outcome, Task, register
 
 
 def count_above(values: Tensor, valid: Tensor | None, threshold: float, normalise: bool) -> Tensor:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from veridical.functional import gini
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.blocks import in_blocks
-from veridical.metrics.types import Direction, Explanation, Key, Task
+from veridical.functional._rows import in_blocks
+from veridical.metrics import Direction, Explanation, Key, Metric, Outcome, Task, register
 
 
 @register

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.core.allowed import Count
-from veridical.metrics.base import Outcome, RankingMetric, register
+from veridical.metrics import Count, Outcome, RankingMetric, register
+from veridical.metrics.faithfulness._common import RankPath
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
 
@@ -34,6 +34,13 @@ class Deletion(RankingMetric):
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     ranks_only: ClassVar[bool] = True
 
+    @property
+    def _flipping(self) -> PixelFlipping:
+        return PixelFlipping(steps=self.steps, response=self.response, fill=self.fill)
+
+    def path(self, task: Task) -> RankPath:
+        """The nested sets it removes and how their responses add up."""
+        return self._flipping.path(task)
+
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        flipping = PixelFlipping(steps=self.steps, response=self.response, fill=self.fill)
-        return flipping.along(task, explanation, key)
+        return self._flipping.along(task, explanation, key)

@@ -8,12 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import PartOf
 from veridical.errors import InputError
-from veridical.metrics.base import Outcome, RankingMetric, register
+from veridical.metrics import Outcome, PartOf, RankingMetric, RankThreshold, probe, register
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
-from veridical.perturb.probe import probe
-from veridical.perturb.rules import RankThreshold
 
 BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
 

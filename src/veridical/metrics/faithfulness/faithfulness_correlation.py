@@ -9,10 +9,9 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import MANY, Positive, Within
 from veridical.functional import pearson
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
+from veridical.metrics import MANY, Metric, Outcome, Positive, Within, register
+from veridical.metrics.faithfulness._common import asked_and_summed, existing_values, sized_subsets
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.core.allowed import Count
 from veridical.functional import pearson
-from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.metrics.faithfulness.masks import RankBands
+from veridical.metrics import Count, Outcome, RankingMetric, check_steps, probe, register, step_counts
+from veridical.metrics.faithfulness._common import RankBands
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
-from veridical.perturb.probe import probe
-from veridical.perturb.rules import check_steps, step_counts
+from veridical.values.weak_orders import TieOrders
 
 
 @register
@@ -42,9 +40,10 @@ class FaithfulnessEstimate(RankingMetric):
     def __post_init__(self) -> None:
         check_steps(self.steps, self.per_step)
 
-    def sees_ties(self, task: Task, explanation: Explanation) -> bool:
+    def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
         # a group of one feature is the same wherever it stands
-        return self.steps is not None or (self.per_step or 1) > 1
+        grouped = self.steps is not None or (self.per_step or 1) > 1
+        return super().tie_orders(task, explanation, key).where(grouped)
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)

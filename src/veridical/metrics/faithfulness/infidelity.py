@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
-from veridical.core.allowed import Count, Positive
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import round_to_grid
 from veridical.functional._rows import numbers_on
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
-from veridical.metrics.types import Direction, Explanation, Key, Response, Task
+from veridical.metrics import Count, Metric, Outcome, Positive, register
+from veridical.metrics.faithfulness._common import asked_and_summed, existing_values, sized_subsets
+from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
 from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.perturb.backgrounds import fill_state
-from veridical.perturb.fills import Fill
 from veridical.perturb.probe import blocks
 from veridical.perturb.rules import MaskRule
 

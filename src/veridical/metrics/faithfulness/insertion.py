@@ -7,12 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from veridical.core.allowed import Count
 from veridical.functional import area_under_curve
-from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.metrics.types import Curve, Direction, Explanation, Key, Response, Task
-from veridical.perturb.fills import Blur, Fill
-from veridical.perturb.probe import probe
+from veridical.metrics import Count, Outcome, RankingMetric, probe, register
+from veridical.metrics.faithfulness._common import RankPath, trapezoid
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.perturb.fills import Blur
 from veridical.perturb.rules import RankThreshold, put_back, removed_share, step_counts
 
 
@@ -41,6 +40,12 @@ class Insertion(RankingMetric):
 
     def fill_on(self, task: Task) -> Fill:
         return self.fill or (Blur(5.0) if task.modality == "image" else task.fill)
+
+    def path(self, task: Task) -> RankPath:
+        """The nested sets it removes and how their responses add up."""
+        gone = put_back(task, step_counts(task, self.steps, None)).flip(-1)
+        weights = trapezoid(removed_share(task, gone))
+        return RankPath(gone, weights, False, self.response, self.fill_on(task))
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         kept = step_counts(task, self.steps, None)

@@ -8,23 +8,21 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import MANY, Within
 from veridical.functional import area_under_curve
-from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.metrics.types import Curve, Direction, Explanation, Key, Response, Task
-from veridical.perturb.fills import Fill, Mean
-from veridical.perturb.probe import probe
-from veridical.perturb.rules import RankThreshold
-from veridical.values.regions import Regions, each_feature, removal, superpixels
+from veridical.metrics import MANY, Outcome, Within, register
+from veridical.metrics.faithfulness._common import RegionMetric
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.perturb.fills import Mean
+from veridical.values.regions import Regions, each_feature, superpixels
 
 
 @register
 @dataclass(frozen=True)
-class Irof(RankingMetric):
+class Irof(RegionMetric):
     """1 minus the area under y_k / y_0 over the share of segments removed (iterative removal of features).
 
     Segments are ordered by their mean relevance. A task whose features are superpixels or patches brings its
-    own segments; pixels are cut into them by clustering, once per task (`prepare` does it ahead).
+    own segments; pixels are cut into them by clustering, once per task.
     """
 
     segments: Annotated[int, Within(2, MANY)] = 64
@@ -43,7 +41,7 @@ class Irof(RankingMetric):
     paper: ClassVar[str] = "Rieger and Hansen 2020"
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
 
-    def prepare(self, task: Task) -> Regions:
+    def regions_of(self, task: Task) -> Regions:
         """The segments of every image, computed once per task."""
         if task.space.kind != "pixel" or task.space.valid is not None:
             return each_feature(task.space)
@@ -55,24 +53,16 @@ class Irof(RankingMetric):
     def fill_on(self, task: Task) -> Fill:
         return self.fill or (task.fill if task.train is None else Mean())
 
-    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor:
-        return self.prepare(task).tied(self._relevance(task, explanation))
-
-    def _relevance(self, task: Task, explanation: Explanation) -> Tensor:
+    def relevance_of(self, task: Task, explanation: Explanation) -> Tensor:
         values = explanation.values
         if task.space.kind in ("superpixel", "patch"):
             # a segment's value is the sum over its pixels; the order is by their mean
             values = values.double() / _pixels(task).clamp(min=1)
-        return self.prepare(task).relevance(values, mean=True)
+        return self.regions_of(task).relevance(values, mean=True)
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        regions = self.prepare(task)
-        ranks = None if self.ties == "stable" else explanation.ranks
-        order = removal(regions, self._relevance(task, explanation), ranks=ranks)
-        most = regions.most
-        rule = RankThreshold(order.ranks, order.gone[:, :most])
-        fill = self.fill_on(task)
-        responses = probe(task, rule, response=self.response, fill=fill, key=key, with_clean=True)
+        most = self.regions_of(task).most
+        responses, order = self.without_regions(task, explanation, key, most)
         share = order.share(most)
         start = responses[:, :1]
         nothing = start[:, 0] == 0

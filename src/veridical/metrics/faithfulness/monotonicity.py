@@ -8,11 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import Count
 from veridical.functional import has_spread
-from veridical.metrics.base import Outcome, RankingMetric, register
+from veridical.metrics import Count, Outcome, RankingMetric, probe, register
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
-from veridical.perturb.probe import probe
 from veridical.perturb.rules import RankThreshold, check_steps, put_back, removed_share, step_counts
 
 

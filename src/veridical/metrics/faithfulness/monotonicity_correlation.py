@@ -7,14 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.core.allowed import Count
 from veridical.functional import spearman
-from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.metrics.faithfulness.masks import RankBands
-from veridical.metrics.types import Direction, Explanation, Key, Response, Task
-from veridical.perturb.fills import Fill, Marginal, UniformNoise
-from veridical.perturb.probe import probe
-from veridical.perturb.rules import check_steps, step_counts
+from veridical.metrics import Count, Outcome, RankingMetric, check_steps, probe, register, step_counts
+from veridical.metrics.faithfulness._common import RankBands
+from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
+from veridical.perturb.fills import Marginal, UniformNoise
+from veridical.values.weak_orders import TieOrders
 
 
 @register
@@ -53,9 +51,10 @@ class MonotonicityCorrelation(RankingMetric):
             return self.fill or task.fill
         return UniformNoise() if task.train is None else Marginal(1)
 
-    def sees_ties(self, task: Task, explanation: Explanation) -> bool:
+    def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
         # a group of one feature is the same wherever it stands
-        return self.steps is not None or (self.per_step or 1) > 1
+        grouped = self.steps is not None or (self.per_step or 1) > 1
+        return super().tie_orders(task, explanation, key).where(grouped)
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)

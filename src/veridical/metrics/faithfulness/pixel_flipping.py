@@ -7,11 +7,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from veridical.core.allowed import Count
 from veridical.functional import area_under_curve
-from veridical.metrics.base import Outcome, RankingMetric, register
+from veridical.metrics import Count, Outcome, RankingMetric, probe, register
+from veridical.metrics.faithfulness._common import RankPath, trapezoid
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
-from veridical.perturb.probe import probe
 from veridical.perturb.rules import RankThreshold, check_steps, removed_share, step_counts
 
 
@@ -55,6 +54,12 @@ class PixelFlipping(RankingMetric):
     @property
     def better(self) -> Direction:
         return Direction.LOWER if self.order == "morf" else Direction.HIGHER
+
+    def path(self, task: Task) -> RankPath:
+        """The nested sets it removes and how their responses add up."""
+        counts = step_counts(task, self.steps, self.per_step)
+        weights = trapezoid(removed_share(task, counts))
+        return RankPath(counts, weights, self.order == "morf", self.response, self.fill)
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         first = explanation.descending_ranks if self.order == "morf" else explanation.ranks

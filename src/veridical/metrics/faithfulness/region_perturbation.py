@@ -8,12 +8,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import Count
-from veridical.metrics.base import Outcome, RankingMetric, register
+from veridical.metrics import Count, Outcome, register
+from veridical.metrics.faithfulness._common import RegionMetric
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
-from veridical.perturb.probe import probe
-from veridical.perturb.rules import RankThreshold
-from veridical.values.regions import removal, squares
+from veridical.values.regions import Regions, squares
 
 
 def area_over_perturbation_curve(falls: Tensor, steps: Tensor) -> Tensor:
@@ -24,7 +22,7 @@ def area_over_perturbation_curve(falls: Tensor, steps: Tensor) -> Tensor:
 
 @register
 @dataclass(frozen=True)
-class RegionPerturbation(RankingMetric):
+class RegionPerturbation(RegionMetric):
     """The area over the perturbation curve: 1 / (L + 1) sum_{k=1..L} (y_0 - y_k).
 
     y_k is the response after the k most relevant regions are gone (GEF eq. 26 with its sign corrected).
@@ -54,18 +52,13 @@ class RegionPerturbation(RankingMetric):
     def better(self) -> Direction:
         return Direction.HIGHER if self.order == "morf" else Direction.LOWER
 
-    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor:
-        regions = squares(task.space, self.patch)
-        return regions.tied(regions.relevance(explanation.values))
+    def regions_of(self, task: Task) -> Regions:
+        return squares(task.space, self.patch)
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        regions = squares(task.space, self.patch)
-        ranks = None if self.ties == "stable" else explanation.ranks
-        order = removal(regions, regions.relevance(explanation.values), self.order == "lerf", ranks)
-        # as far as the largest sample goes: asking about steps that nobody has would be wasted
-        most = min(self.regions, regions.most)
-        rule = RankThreshold(order.ranks, order.gone[:, :most])
-        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        # as far as the largest sample goes: evaluating steps that nobody has would be wasted
+        most = min(self.regions, self.regions_of(task).most)
+        responses, order = self.without_regions(task, explanation, key, most, self.order == "lerf")
         falls = responses[:, :1] - responses
         steps = order.regions.clamp(max=most)
         return Outcome(

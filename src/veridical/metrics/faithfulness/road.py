@@ -7,14 +7,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from veridical.core.allowed import Between
 from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
-from veridical.metrics.base import Outcome, RankingMetric, register
+from veridical.metrics import Between, Outcome, RankingMetric, RankThreshold, probe, register
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Task
 from veridical.perturb.fills import NoisyLinear
-from veridical.perturb.probe import probe
-from veridical.perturb.rules import RankThreshold
 
 
 @register

@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from veridical.core.allowed import Count
 from veridical.functional import area_under_curve
-from veridical.metrics.base import Outcome, RankingMetric, register
+from veridical.metrics import Count, Outcome, register
+from veridical.metrics.faithfulness._common import RegionMetric
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
-from veridical.perturb.probe import probe
-from veridical.perturb.rules import RankThreshold
-from veridical.values.regions import removal, squares
+from veridical.values.regions import Regions, squares
 
 
 @register
 @dataclass(frozen=True)
-class Selectivity(RankingMetric):
+class Selectivity(RegionMetric):
     """The area under the response as all regions are removed, in the order of their summed relevance.
 
     Regions are squares of `patch` x `patch` pixels, or the features themselves where they are no pixels; the
@@ -39,17 +35,12 @@ class Selectivity(RankingMetric):
     misleads: ClassVar[str] = "when evidence is finer than a region, or signed relevance cancels inside it"
     paper: ClassVar[str] = "Montavon et al. 2018"
 
-    def sees_ties(self, task: Task, explanation: Explanation) -> Tensor:
-        regions = squares(task.space, self.patch)
-        return regions.tied(regions.relevance(explanation.values))
+    def regions_of(self, task: Task) -> Regions:
+        return squares(task.space, self.patch)
 
     def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        regions = squares(task.space, self.patch)
-        ranks = None if self.ties == "stable" else explanation.ranks
-        order = removal(regions, regions.relevance(explanation.values), ranks=ranks)
-        rule = RankThreshold(order.ranks, order.gone)
-        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
-        share = order.share(rule.count)
+        responses, order = self.without_regions(task, explanation, key, self.regions_of(task).count)
+        share = order.share(order.gone.shape[-1])
         return Outcome(
             area_under_curve(responses, share),
             curve=Curve(share.mean(0), responses, "share of regions removed", self.response),

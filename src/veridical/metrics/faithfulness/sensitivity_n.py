@@ -8,12 +8,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import MANY, Between, Within
 from veridical.errors import InputError
 from veridical.functional import pearson
 from veridical.functional._rows import numbers_on
-from veridical.metrics.base import Metric, Outcome, register
-from veridical.metrics.faithfulness.masks import asked_and_summed, existing_values, sized_subsets
+from veridical.metrics import MANY, Between, Metric, Outcome, Within, register
+from veridical.metrics.faithfulness._common import asked_and_summed, existing_values, sized_subsets
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
 from veridical.perturb.subset_table import FEW
 

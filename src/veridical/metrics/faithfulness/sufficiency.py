@@ -8,10 +8,9 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import Count, Within
 from veridical.functional._rows import SMALLEST
-from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.reference_rows import explained_beside, why_no_references
+from veridical.metrics import Count, ExplainerMetric, Outcome, Within, register
+from veridical.metrics.re_explaining import explained_beside, why_no_references
 from veridical.metrics.types import Direction, Explainer, Key, Task
 
 

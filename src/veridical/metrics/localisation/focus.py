@@ -7,15 +7,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.metrics.base import Outcome, register
-from veridical.metrics.blocks import in_blocks
-from veridical.metrics.localisation.objects import (
+from veridical.functional._rows import in_blocks
+from veridical.metrics import Direction, Explanation, Key, Outcome, Task, register
+from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
     judged,
     positive_share_inside,
 )
-from veridical.metrics.types import Direction, Explanation, Key, Task
 
 
 def made_of_quadrants(masks: Tensor) -> Tensor:

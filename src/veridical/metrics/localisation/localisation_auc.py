@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.metrics.base import Outcome, register
-from veridical.metrics.localisation.objects import LocalisationMetric, feature_counts, judged
-from veridical.metrics.types import Direction, Explanation, Key, Task
+from veridical.metrics import Direction, Explanation, Key, Outcome, Task, register
+from veridical.metrics.localisation._common import LocalisationMetric, feature_counts, judged
 
 
 def ranking_area(order: Tensor, values: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:

@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.metrics.base import register
-from veridical.metrics.localisation.objects import LocalisationRanking
-from veridical.values.scores import Direction
+from veridical.metrics import Direction, register
+from veridical.metrics.localisation._common import LocalisationRanking
 
 
 @register

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.metrics.base import Outcome, register
-from veridical.metrics.localisation.objects import (
+from veridical.metrics import Direction, Explanation, Key, Outcome, Task, register
+from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
     judged,
     positive_share_inside,
 )
-from veridical.metrics.types import Direction, Explanation, Key, Task
 
 
 @register

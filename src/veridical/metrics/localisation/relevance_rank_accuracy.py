@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.metrics.base import register
-from veridical.metrics.localisation.objects import LocalisationRanking
-from veridical.values.scores import Direction
+from veridical.metrics import Direction, register
+from veridical.metrics.localisation._common import LocalisationRanking
 
 
 @register

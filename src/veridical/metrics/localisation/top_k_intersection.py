@@ -8,11 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import Positive
 from veridical.errors import InputError
-from veridical.metrics.base import Outcome, register
-from veridical.metrics.localisation.objects import LocalisationRanking
-from veridical.metrics.types import Direction, Explanation, Key, Task
+from veridical.metrics import Direction, Explanation, Key, Outcome, Positive, Task, register
+from veridical.metrics.localisation._common import LocalisationRanking
 
 
 @register

@@ -8,10 +8,9 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import MANY, Count, Within
 from veridical.functional import histogram_entropy
-from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.randomisation.layerwise import fully_randomised
+from veridical.metrics import MANY, Count, ExplainerMetric, Outcome, Within, register
+from veridical.metrics.randomisation._common import fully_randomised
 from veridical.metrics.re_explaining import explaining, one_session
 from veridical.metrics.types import Direction, Explainer, Key, Task
 
@@ -47,12 +46,10 @@ class EfficientMprt(ExplainerMetric):
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         after: list[Tensor] = []
         with one_session(task, explainer), explaining(explainer, task) as explain:
-            first = fully_randomised(task, key / "weights" / 0)
             clean = explain(task, key / "clean")
             missing = explain.missing
             for draw in range(self.draws):
-                world = fully_randomised(task, key / "weights" / draw) if draw else first
-                values = explain(world(), key / "explain" / draw)
+                values = explain(fully_randomised(task, key / "weights" / draw), key / "explain" / draw)
                 # the clean maps are counted together with the first others, in the same steps
                 maps = values[None] if draw else torch.stack([clean, values])
                 after.extend(histogram_entropy(maps, self.bins, where=task.space.valid))

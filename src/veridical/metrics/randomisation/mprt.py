@@ -7,17 +7,17 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from veridical.core.allowed import Count
-from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.randomisation.layerwise import Order, layer_curve, similarity_by_layer
-from veridical.metrics.randomisation.similarity import (
+from veridical.metrics import Count, Direction, Explainer, ExplainerMetric, Key, Outcome, Task, register
+from veridical.metrics.randomisation._common import (
+    Order,
     Similarity,
     comparable,
     compare,
+    layer_curve,
+    similarity_by_layer,
     why_not_similar,
 )
 from veridical.metrics.re_explaining import Explain, explaining, one_session
-from veridical.metrics.types import Direction, Explainer, Key, Task
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LayerRandomisation(ExplainerMetric):
         return super().why_not(task) or why_not_similar(self.similarity, task)
 
     def mapping(self, explainer: Explainer, explain: Explain, task: Task, key: Key) -> Explain:
-        """How a task is mapped under whatever weights it has: `mapping(world, key of its own)` is (N, V)."""
+        """How a task is mapped under whatever weights it has: `mapping(task, key of its own)` is (N, V)."""
         return explain
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
-from veridical.core.allowed import Count
-from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.randomisation.similarity import Similarity, comparable, compare, why_not_similar
-from veridical.metrics.re_explaining import at_once, explaining, stacked
-from veridical.metrics.types import Direction, Explainer, Key, Task
+from veridical.metrics import Count, Direction, Explainer, ExplainerMetric, Key, Outcome, Task, register
+from veridical.metrics.randomisation._common import Similarity, comparable, compare, why_not_similar
+from veridical.metrics.re_explaining import explained_variants, explaining, stacked
 
 
 def other_targets(task: Task, key: Key, draws: int) -> Tensor:
@@ -22,16 +21,18 @@ def other_targets(task: Task, key: Key, draws: int) -> Tensor:
     return ranks + (ranks >= task.targets[:, None])
 
 
-def _for_each(task: Task, targets: Tensor) -> Task:
-    """The samples once for every column of targets (N, K), one copy of all behind the other.
+def _for_each(task: Task, targets: Tensor, which: range) -> Task:
+    """The samples once for some columns of targets (N, K), one copy of all behind the other.
 
     Without the check of `task.with_targets`, which would wait for a GPU: these are outputs of the model.
     """
-    times = targets.shape[1]
-    outputs = task.outputs.repeat(times, 1)
+    if which == range(1):
+        return task
+    some = targets[:, which.start : which.stop]
+    outputs = task.outputs.repeat(len(which), 1)
     # the same inputs and model: what is known of their masks serves every output
-    return stacked(task, times).changed(
-        targets=targets.T.flatten(), outputs=outputs, mask_answers=task.mask_answers
+    return stacked(task, len(which)).changed(
+        targets=some.T.flatten(), outputs=outputs, mask_answers=task.mask_answers
     )
 
 
@@ -69,34 +70,18 @@ class RandomLogit(ExplainerMetric):
         return super().why_not(task) or why_not_similar(self.similarity, task)
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        own = key / "outputs"
-        # the same for every method that is judged
-        targets = task.latest("other outputs", (self.draws, own), lambda: self._targets(task, own))
-        times = at_once(explainer, task, 1 + self.draws)
+        others = other_targets(task, key / "outputs", self.draws)
+        targets = torch.cat([task.targets[:, None], others], 1)
         rows: list[Tensor] = []
         with explaining(explainer, task) as explain:
-            for first in range(0, 1 + self.draws, times):
-                world = self._world(task, targets, slice(first, first + times), own)
-                step = key / "explain" / (first - 1) if first else key / "clean"
-                values = explain(world, step).unflatten(0, (-1, len(task)))
+            for which, _, values in explained_variants(
+                explain, explainer, task, self.draws, partial(_for_each, task, targets), key
+            ):
                 maps = comparable(self.similarity, values, task.space, self.absolute)
-                if not first:
+                if not which.start:
                     missing, mine, maps = explain.missing[: len(task)], maps[0], maps[1:]
                 if len(maps):
                     rows.append(compare(self.similarity, mine, maps, task.space))
         values = (torch.cat(rows) if len(rows) > 1 else rows[0]).T.mean(-1)
         flags = {"no explanation": missing, "a map has no spread": values.isnan() & ~missing}
-        return Outcome(values, flags, details={"other outputs": targets[:, 1:].clone()})
-
-    def _targets(self, task: Task, key: Key) -> Tensor:
-        """The explained output and the others (N, 1 + draws)."""
-        return torch.cat([task.targets[:, None], other_targets(task, key, self.draws)], 1)
-
-    def _world(self, task: Task, targets: Tensor, some: slice, key: Key) -> Task:
-        """The task for some of the outputs; kept where one world holds them all, which then is one chunk."""
-        if some == slice(0, 1):
-            return task
-        if some != slice(0, 1 + self.draws):
-            return _for_each(task, targets[:, some])
-        world: Task = task.latest("for other outputs", (self.draws, key), lambda: _for_each(task, targets))
-        return world
+        return Outcome(values, flags, details={"other outputs": others})

@@ -8,17 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import Count, NotNegative
-from veridical.functional.devices import at_a_time
-from veridical.metrics.base import register
+from veridical.metrics import Count, Explainer, Key, NotNegative, Task, register
 from veridical.metrics.input_noise import gaussian_draws, movable, own_range, why_no_noise
-from veridical.metrics.randomisation.layerwise import Order
+from veridical.metrics.randomisation._common import Order
 from veridical.metrics.randomisation.mprt import LayerRandomisation
 from veridical.metrics.re_explaining import Explain, at_once, stacked
-from veridical.metrics.types import Explainer, Key, Task
-
-# noisy inputs are the same for every model: up to so many numbers they are kept, beyond that drawn again
-_KEPT = 2**26, 2**28
 
 
 @register
@@ -45,28 +39,17 @@ class SmoothMprt(LayerRandomisation):
         return super().why_not(task) or why_no_noise(task)
 
     def mapping(self, explainer: Explainer, explain: Explain, task: Task, key: Key) -> Explain:
-        kept: dict[int, Tensor] = {}
-
-        def noisy(world: Task, draws: range) -> Tensor:
-            """The inputs under some draws (draws * N, *shape); those of token ids follow the weights."""
-            if draws.start in kept:
-                return kept[draws.start]
-            x = world.inputs + self.noise_level * own_range(world) * gaussian_draws(world, key, draws)
-            room = at_a_time(task.device, *_KEPT)
-            if world.inputs is task.inputs and self.noise_draws * task.inputs.numel() <= room:
-                kept[draws.start] = x.flatten(0, 1)
-            return x.flatten(0, 1)
-
-        def smooth(world: Task, own: Key) -> Tensor:
-            # token ids are noised at the embeddings that this world's weights give them
-            world = movable(world)
-            times = at_once(explainer, world, self.noise_draws)
-            total = torch.zeros((), dtype=torch.float64, device=world.device)
+        def smooth(other: Task, own: Key) -> Tensor:
+            # token ids are noised at the embeddings that this model's weights give them
+            other = movable(other)
+            times = at_once(explainer, other, self.noise_draws)
+            total = torch.zeros((), dtype=torch.float64, device=other.device)
             for first in range(0, self.noise_draws, times):
                 draws = range(first, min(first + times, self.noise_draws))
-                near = stacked(world, len(draws), noisy(world, draws))
-                values = explain(near, own / first).unflatten(0, (len(draws), -1))
-                total = total + values.sum(0, dtype=torch.float64)
+                noise = gaussian_draws(other, key, draws)
+                noisy = (other.inputs + self.noise_level * own_range(other) * noise).flatten(0, 1)
+                values = explain(stacked(other, len(draws), noisy), own / first)
+                total = total + values.unflatten(0, (len(draws), -1)).sum(0, dtype=torch.float64)
             return total / self.noise_draws
 
         return smooth

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.metrics.base import Outcome, register
+from veridical.metrics import Explainer, Key, Outcome, Task, register
+from veridical.metrics.robustness._common import nan_where_any
 from veridical.metrics.robustness.max_sensitivity import Sensitivity
-from veridical.metrics.robustness.neighbourhood import nan_where_any
-from veridical.metrics.types import Explainer, Key, Task
 
 
 @register

@@ -8,11 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import Count
-from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.blocks import in_blocks
-from veridical.metrics.reference_rows import explained_beside, why_no_references
-from veridical.metrics.types import Direction, Explainer, Key, Task
+from veridical.functional._rows import in_blocks
+from veridical.metrics import Count, Direction, Explainer, ExplainerMetric, Key, Outcome, Task, register
+from veridical.metrics.re_explaining import explained_beside, why_no_references
 
 
 def explanation_codes(values: Tensor, top: int) -> Tensor:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import Count
 from veridical.functional import rms_normalise
-from veridical.metrics.base import ExplainerMetric, Outcome, register
-from veridical.metrics.re_explaining import at_once, explaining, stacked
-from veridical.metrics.robustness.neighbourhood import map_flags, nan_where_any, worst
+from veridical.metrics import Count, ExplainerMetric, Outcome, register
+from veridical.metrics.re_explaining import explained_variants, explaining, stacked
+from veridical.metrics.robustness._common import map_flags, nan_where_any, worst
 from veridical.metrics.types import Curve, Direction, Explainer, Key, Task
 from veridical.perturb.backgrounds import fill_state
 
@@ -61,46 +61,38 @@ class Continuity(ExplainerMetric):
         return None
 
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        times = at_once(explainer, task, 1 + self.steps)
+        background = self._background(task, key)
+        variants = partial(self._moved, task, background)
         rows = []
         with explaining(explainer, task) as explain:
-            for first in range(0, 1 + self.steps, times):
-                world, way = self._moved(task, range(first, min(first + times, 1 + self.steps)), key)
-                own = key / "explain" / first if first else key / "clean"
-                maps = self._comparable(explain(world, own).unflatten(0, (-1, len(task))), task)
-                if not first:
-                    flags, clean, maps = map_flags(explain, len(task)), maps[0], maps[1:]
-                if len(maps):
-                    rows.append((maps - clean).abs().sum(-1) / way)
+            every = explained_variants(explain, explainer, task, self.steps, variants, key, first_number=1)
+            for which, near, values in every:
+                maps = self._comparable(values, task)
+                if not which.start:
+                    flags, clean = map_flags(explain, len(task)), maps[0]
+                moves = len(which) - (not which.start)
+                if moves:
+                    apart = near.inputs.unflatten(0, (-1, len(task)))[-moves:] - task.inputs
+                    way = torch.linalg.vector_norm(apart.flatten(2), dim=-1, dtype=torch.float64)
+                    change = (maps[-moves:] - clean).abs().sum(-1)
+                    rows.append(change / way.masked_fill_(way == 0, torch.nan))
         table = torch.cat(rows).T.contiguous()
         flags["no translation changes the image"] = table.isnan().all(-1) & ~flags["no explanation"]
         moved = torch.arange(1 + self.steps, device=task.device)[1:] * self.pixels
         curve = Curve(moved, table, "pixels moved", "change of the map over that of the image")
         return Outcome(nan_where_any(worst(table), flags), flags, curve)
 
-    def _moved(self, task: Task, moves: range, key: Key) -> tuple[Task, Tensor]:
-        """The samples after each of these moves, and how far all but no move bring them (moves, N).
-
-        Kept where one chunk holds them all: they are the same for every method that is judged.
-        """
-        if moves == range(1):
-            return task, task.inputs.new_empty(0)
-        if len(moves) <= self.steps:
-            return self._translated(task, moves, key)
-        about = self.steps, self.pixels, key
-        kept: tuple[Task, Tensor] = task.latest(
-            "translated images", about, lambda: self._translated(task, moves, key)
-        )
-        return kept
-
-    def _translated(self, task: Task, moves: range, key: Key) -> tuple[Task, Tensor]:
+    def _background(self, task: Task, key: Key) -> Tensor:
+        """What the strips show that moved images leave free (N, *shape)."""
         state, own = fill_state(task, task.fill), (key / "fill").of("fill")
-        background = task.fill.background(state, task.inputs, task.draw_ids, own)[:, 0]
-        near = [translated(task.inputs, background, t * self.pixels) if t else task.inputs for t in moves]
-        world = stacked(task, len(moves), torch.cat(near))
-        apart = torch.stack(near if moves.start else near[1:]) - task.inputs
-        way = torch.linalg.vector_norm(apart.flatten(2), dim=-1, dtype=torch.float64)
-        return world, way.masked_fill_(way == 0, torch.nan)
+        return task.fill.background(state, task.inputs, task.draw_ids, own)[:, 0]
+
+    def _moved(self, task: Task, background: Tensor, which: range) -> Task:
+        """The samples after each of these moves, one copy of all after the other; 0 is no move."""
+        if which == range(1):
+            return task
+        near = [translated(task.inputs, background, t * self.pixels) if t else task.inputs for t in which]
+        return stacked(task, len(which), torch.cat(near))
 
     def _comparable(self, values: Tensor, task: Task) -> Tensor:
         if self.normalise:

@@ -8,16 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.metrics.base import Outcome, register
+from veridical.metrics import Direction, Explainer, Key, Outcome, Task, register
 from veridical.metrics.input_noise import movable, touched_norm
-from veridical.metrics.robustness.neighbourhood import (
+from veridical.metrics.robustness._common import (
     NeighbourMetric,
     distance,
     explained_pairs,
     nan_where_any,
     worst,
 )
-from veridical.metrics.types import Direction, Explainer, Key, Task
 
 
 @register

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.metrics.base import register
-from veridical.metrics.robustness.relative_stability import RelativeStability, flat_inputs
-from veridical.values.task import Task
+from veridical.metrics import Task, register
+from veridical.metrics.robustness._common import RelativeStability, flat_inputs
 
 
 @register

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from veridical.functional import euclidean
-from veridical.metrics.base import register
-from veridical.metrics.robustness.relative_stability import RelativeStability
+from veridical.metrics import register
+from veridical.metrics.robustness._common import RelativeStability
 
 
 @register

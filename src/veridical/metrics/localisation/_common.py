@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from veridical.errors import NotApplicableError
-from veridical.metrics.base import TIED_PAIRS, Metric, Outcome, Ties
-from veridical.metrics.blocks import in_blocks
+from veridical.functional._rows import in_blocks
+from veridical.metrics import Explanation, Key, Metric, Outcome, Task
+from veridical.metrics.base import TIED_PAIRS, Ties
 from veridical.metrics.tie_orders import TIES_DECIDE
-from veridical.metrics.types import Explanation, Key, Task
 
 Judge = Callable[..., Tensor]
 

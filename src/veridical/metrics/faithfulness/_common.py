@@ -10,14 +10,16 @@ from math import comb
 import torch
 from torch import Tensor
 
+from veridical.errors import NotApplicableError
 from veridical.functional.devices import at_a_time
+from veridical.metrics import Given, RandomSubsets, RankingMetric, RankThreshold, probe
 from veridical.metrics.types import Explanation, Fill, Key, Response, Task
-from veridical.perturb.probe import blocks, probe
-from veridical.perturb.rules import Given, MaskRule, RandomSubsets
+from veridical.perturb.probe import blocks
+from veridical.perturb.rules import MaskRule
 from veridical.perturb.shared_work import shared
 from veridical.perturb.subset_table import FEW, places_of
-
-_MASKS_KEPT = 2**26  # features of all masks of a task that are kept while several maps meet them: 64 MB
+from veridical.values.regions import Regions, Removal, removal
+from veridical.values.weak_orders import TieOrders
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,14 +138,6 @@ def sized_subsets(task: Task, key: Key, draws: int, sizes: Tensor | int) -> tupl
     return Given(masks.flatten(1, 2)), there.flatten(1, 2)
 
 
-@dataclass(eq=False)
-class _Asked:
-    """What masks that know nothing of a map have given so far."""
-
-    responses: Tensor | None = None
-    drawn: Given | None = None
-
-
 def asked_and_summed(
     task: Task,
     rule: MaskRule,
@@ -156,23 +150,19 @@ def asked_and_summed(
 ) -> tuple[Tensor, Tensor]:
     """Responses (N, M + 1), the clean one first, and the sums (N, M) of `weights` over what masks remove.
 
-    The masks know nothing of the map: while the task's work is shared the model is asked once under a name,
-    and maps after the second meet masks that are drawn already.
+    The masks know nothing of the map: while the task's work is shared the model is evaluated once under a
+    name.
     """
-    asked = shared(task, name, _Asked)
-    summing = Summing(asked.drawn or rule, weights)
-    if asked.responses is None:
-        asked.responses = probe(task, summing, response=response, fill=fill, key=key, with_clean=True)
-        return asked.responses, summing.sums
-    rows = task.predictor.rows
-    if asked.drawn is None and weights.numel() * rule.count <= _MASKS_KEPT:
-        masks = weights.new_empty(len(weights), rule.count, weights.shape[-1], dtype=torch.bool)
-        for samples, some in blocks(len(weights), rule.count, rows):
-            masks[samples, some] = rule.removed(samples, some)
-        asked.drawn = Given(masks)
-        summing = Summing(asked.drawn, weights)
-    summing.add_up(rows)
-    return asked.responses, summing.sums
+    summing, asked = Summing(rule, weights), []
+
+    def ask() -> Tensor:
+        asked.append(True)
+        return probe(task, summing, response=response, fill=fill, key=key, with_clean=True)
+
+    responses = shared(task, name, ask)
+    if not asked:
+        summing.add_up(task.predictor.rows)
+    return responses, summing.sums
 
 
 def masked_sums(removed: Tensor, weights: Tensor) -> Tensor:
@@ -196,3 +186,69 @@ def existing_values(explanation: Explanation) -> Tensor:
     """The values in float64 with 0 where a feature does not exist (N, V)."""
     values = explanation.values.double()
     return values if explanation.valid is None else values.masked_fill(~explanation.valid, 0.0)
+
+
+@dataclass(frozen=True)
+class RegionMetric(RankingMetric):
+    """Base of metrics that remove whole regions by relevance; a subclass has a `response` and a `fill`."""
+
+    def regions_of(self, task: Task) -> Regions:
+        """The regions that are removed one after the other."""
+        raise NotApplicableError(f"metric '{self.name}' does not say which regions it removes")
+
+    def relevance_of(self, task: Task, explanation: Explanation) -> Tensor:
+        """The relevance of each region (N, R): by default the sum over its features."""
+        return self.regions_of(task).relevance(explanation.values)
+
+    def tie_orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
+        # ties inside a region do not move it
+        tied = self.regions_of(task).tied(self.relevance_of(task, explanation))
+        return super().tie_orders(task, explanation, key).where(tied)
+
+    def without_regions(
+        self, task: Task, explanation: Explanation, key: Key, most: int, least_first: bool = False
+    ) -> tuple[Tensor, Removal]:
+        """Responses (N, 1 + most) to the input and without its first regions, and the order of these."""
+        ranks = None if self.ties == "stable" else explanation.ranks
+        relevance = self.relevance_of(task, explanation)
+        order = removal(self.regions_of(task), relevance, least_first, ranks)
+        rule = RankThreshold(order.ranks, order.gone[:, :most])
+        response, fill = self.response, self.fill_on(task)  # type: ignore[attr-defined]
+        return probe(task, rule, response=response, fill=fill, key=key, with_clean=True), order
+
+
+@dataclass(frozen=True, eq=False)
+class RankPath:
+    """A score sum_m w_m y_m, y_m the response once the first `counts[m]` features of a ranking are gone.
+
+    `counts` (M,) or (N, M) ascends; `weights` (N or 1, M + 1) begin with that of the untouched input.
+    """
+
+    counts: Tensor
+    weights: Tensor
+    most_relevant_first: bool
+    response: Response = "probability"
+    fill: Fill | None = None
+
+    def score(self, responses: Tensor) -> Tensor:
+        """The scores (N, K) of responses (N, K, M + 1)."""
+        return (responses * self.weights[:, None]).sum(-1)
+
+    def ends_empty(self, task: Task) -> bool:
+        """Whether the last step leaves no feature in any sample, so that all rankings end alike."""
+        last = self.counts[..., -1].expand(len(task)) if self.counts.dim() == 1 else self.counts[:, -1]
+        return bool((last == task.space.counts(len(task)).to(last.device)).all())
+
+    def dense_weights(self, sample: int, features: int) -> Tensor:
+        """The weight (D + 1,) of the response once 0..D features are gone; 0 where the path does not stop."""
+        counts = self.counts if self.counts.dim() == 1 else self.counts[sample]
+        weights = self.weights[min(sample, len(self.weights) - 1)].double()
+        places = torch.cat([torch.zeros_like(counts[:1]), counts]).long()
+        return weights.new_zeros(features + 1).scatter_add_(0, places, weights)
+
+
+def trapezoid(points: Tensor) -> Tensor:
+    """The weights (N, P) with which the trapezoid rule adds up a curve over ascending points (N, P)."""
+    half = points.double().diff(dim=-1) / 2
+    nothing = torch.zeros_like(half[:, :1])
+    return torch.cat([half, nothing], -1) + torch.cat([nothing, half], -1)
