@@ -79,7 +79,9 @@ def _initialised(module: nn.Module, key: Key) -> dict[str, Tensor]:
 def _fresh(module: nn.Module, key: Key) -> dict[str, Tensor]:
     own = dict(module.named_parameters(recurse=False))
     reset = getattr(module, "reset_parameters", None)
-    if reset is None or hasattr(module, "parametrizations") or module._forward_pre_hooks:
+    # our own hooks, such as the one that counts rows, compute no weight
+    hooked = any(not hook.__module__.startswith("veridical.") for hook in module._forward_pre_hooks.values())
+    if reset is None or hasattr(module, "parametrizations") or hooked:
         spread = {n: p.detach().float().std(correction=0) if p.numel() > 1 else 1.0 for n, p in own.items()}
         return {n: parameter_noise(key, n, p.shape) * spread[n] for n, p in own.items()}
     if type(module) in _INITIALISED:
