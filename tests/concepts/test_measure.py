@@ -19,7 +19,7 @@ from veridical.concepts import (
     random_importances,
 )
 from veridical.concepts.measures import absolute_error, ice_flops, surf_flops, total_variation
-from veridical.concepts.sanity_check import SETTINGS, sanity
+from veridical.concepts.sanity_check import sanity
 from veridical.errors import InputError, ShapeError, VeridicalWarning
 
 
@@ -42,21 +42,10 @@ def test_measures_equal_the_slow_rewrite(head, test):
     assert found.reconstruction_mse == pytest.approx(slow.rebuild_mse(h, vectors.numpy(), inner), rel=1e-9)
 
 
-def check_total_variation(distance) -> None:
+def test_emd_is_total_variation():
     p, q = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 0.5, 0.5]])
-    assert distance(p, q).item() == pytest.approx(0.5)
-    assert distance(p, p).item() == 0
-
-
-def test_emd_is_total_variation_and_its_mutants_fail():
-    check_total_variation(total_variation)
-    for mutant in (
-        lambda p, q: (p - q).abs().sum(-1),
-        lambda p, q: (p - q).abs().mean(-1) / 2,
-        lambda p, q: (p - q).sum(-1).abs() / 2,
-    ):
-        with pytest.raises(AssertionError):
-            check_total_variation(mutant)
+    assert total_variation(p, q).item() == pytest.approx(0.5)
+    assert total_variation(p, p).item() == 0
 
 
 def test_mae_averages_over_all_outputs():
@@ -70,10 +59,6 @@ def test_a_perfect_explanation_scores_exactly_zero(head, test):
         assert found.normalised_accuracy == 1
 
 
-def check_order(answers) -> None:
-    assert all(a < b < c for a, b, c in answers)
-
-
 def test_surf_gets_strictly_worse_with_randomness_in_ten_of_ten_seeds(head):
     # heads as the sanity check expects them: norms at least 1, embeddings that are activations
     wide = Head(draw(11, 10, 64) / 8 * 3, draw(12, 10) / 10)
@@ -81,10 +66,6 @@ def test_surf_gets_strictly_worse_with_randomness_in_ten_of_ten_seeds(head):
     rows = Embeddings.of(draw(13, 300, 64).abs() + 2 * wide.weight[torch.arange(300) % 10].clamp(min=0), wide)
     table = sanity(rows, wide, draws=10, measures=("ICE-Eval", "SURF"))
     for column in ("mae", "emd"):
-        per_draw = [[s[column] for s in table.draws[setting, "SURF"]] for setting in SETTINGS]
-        check_order(zip(*per_draw, strict=True))
-        with pytest.raises(AssertionError):
-            check_order(zip(*per_draw[::-1], strict=True))
         assert table.ordered("SURF", column) == 1
         assert table.ordered("ICE-Eval", column) == 0
 

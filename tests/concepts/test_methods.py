@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
 from scipy.stats import qmc
 
+import veridical as vd
 from tests.concepts.conftest import draw
 from tests.reference import surf as slow
-from veridical.concepts import Dictionary, Embeddings, Head, ice_eval, judge, load_saelens
+from veridical.concepts import Dictionary, Embeddings, Head, ice_eval, judge
 from veridical.concepts.methods import (
     CDISCO,
     CRAFT,
@@ -24,10 +22,10 @@ from veridical.concepts.methods import (
     KMeans,
 )
 from veridical.concepts.methods.craft import sobol_total
-from veridical.concepts.methods.decompositions import kmeans, nmf
+from veridical.concepts.methods.decompositions import kmeans, right_singular, unmixing
 from veridical.concepts.solvers import nnls
 from veridical.core.key import Key
-from veridical.errors import FormatError, InputError, NotApplicableError
+from veridical.errors import InputError, NotApplicableError
 
 LINEAR = (PCA, KMeans, ICA)
 
@@ -89,61 +87,6 @@ def test_ica_spans_what_pca_spans_and_finds_the_sources(head, train, test):
         check(PCA)
 
 
-def test_kmeans_finds_separate_groups():
-    centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], dtype=torch.float64)
-    rows = centres.repeat_interleave(20, 0) + draw(4, 60, 2) / 10
-    found, owner = kmeans(rows, 3, Key(0))
-    assert float(torch.cdist(centres, found).amin(1).max()) < 0.2
-    for group in owner.reshape(3, 20):
-        assert len(group.unique()) == 1
-
-
-def test_nmf_recovers_an_exact_factorisation_and_never_climbs():
-    weights, parts = draw(5, 40, 3).abs(), torch.zeros(3, 9, dtype=torch.float64)
-    for k in range(3):
-        parts[k, 3 * k : 3 * k + 3] = draw(6, 3, 3).abs()[k]
-    rows = weights @ parts
-    found_weights, found = nmf(rows, 3, 400)
-    assert float((rows - found_weights @ found).norm() / rows.norm()) < 1e-3
-    assert float((found_weights.min() >= 0) & (found.min() >= 0))
-    noisy = rows + draw(7, 40, 9).abs()
-    errors = [float((noisy - torch.matmul(*nmf(noisy, 3, steps))).norm()) for steps in (1, 3, 9, 27, 81)]
-    assert all(b <= a + 1e-9 for a, b in pairwise(errors))
-
-
-def test_nmf_is_as_good_as_scikit_learns():
-    from sklearn import decomposition
-
-    rows = draw(8, 60, 10).abs()
-    for ridge in (0.0, 1e-2):
-        ours, parts = nmf(rows, 4, 500, ridge)
-        peer = decomposition.NMF(4, init="nndsvda", max_iter=2000, tol=1e-6, alpha_W=ridge)
-        theirs = peer.fit_transform(rows.numpy())
-
-        def objective(u, w, ridge=ridge):
-            fit = float(((rows.numpy() - u @ w) ** 2).sum()) / 2
-            return fit + ridge / 2 * (10 * float((u**2).sum()) + 60 * float((w**2).sum()))
-
-        assert objective(ours.numpy(), parts.numpy()) <= 1.01 * objective(theirs, peer.components_)
-
-
-def check_nnls(solve) -> None:
-    vectors, h = draw(9, 2, 4, 7), draw(10, 15, 7)
-    codes = solve(vectors @ vectors.mT, torch.einsum("gkd,nd->gnk", vectors, h))
-    for g in range(2):
-        for n in range(15):
-            best = slow.nnls_by_enumeration(h[n].numpy(), vectors[g].numpy())
-            assert np.allclose(codes[g, n].numpy(), best, atol=1e-8)
-
-
-def test_nnls_is_exact_and_its_mutants_fail():
-    check_nnls(nnls)
-    with pytest.raises(AssertionError):
-        check_nnls(lambda gram, seen: torch.linalg.solve(gram, seen.mT).mT.clamp(min=0))
-    with pytest.raises(AssertionError):
-        check_nnls(lambda gram, seen: seen.clamp(min=0) / gram.diagonal(dim1=-2, dim2=-1)[:, None])
-
-
 def test_nnls_meets_the_optimality_conditions_on_hard_cases():
     vectors = draw(11, 3, 12, 6)
     vectors[0, 1] = vectors[0, 0]
@@ -153,43 +96,6 @@ def test_nnls_meets_the_optimality_conditions_on_hard_cases():
     assert float(codes.min()) >= 0
     assert float(slope.max()) < 1e-6
     assert float((slope * codes).abs().max()) < 1e-6
-
-
-def check_cdisco(fit, head, train) -> None:
-    concepts = fit(train, head)
-    owner = train.outputs.argmax(1)
-    for output in range(4):
-        vectors, scores = slow.cdisco(train.values[owner == output].numpy(), head.weight[output].numpy(), 3)
-        assert np.allclose(concepts.vectors[output].numpy(), vectors, atol=1e-6)
-        assert np.allclose(concepts.importances[output].numpy(), scores, atol=1e-6)
-
-
-def test_cdisco_equals_its_slow_rewrite_and_a_mutant_fails(head, train):
-    check_cdisco(CDISCO(3).fit, head, train)
-    flipped = Head(-head.weight, head.bias)
-    with pytest.raises(AssertionError):
-        check_cdisco(lambda rows, _: CDISCO(3).fit(rows, flipped), head, train)
-
-
-def check_sobol(index) -> None:
-    pull = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.0, 1.0]], dtype=torch.float64)
-    exact = pull.square() / pull.square().sum(-1, keepdim=True)
-    assert torch.allclose(index(pull, 1024), exact, atol=0.02)
-    points = torch.from_numpy(qmc.Halton(6, scramble=False).random(33)[1:])
-    a, b = points[:, :3].tolist(), points[:, 3:].tolist()
-    for row in pull:
-        assert np.allclose(index(row[None], 32)[0], slow.jansen_total(row.tolist(), a, b), atol=1e-12)
-
-
-def test_sobol_total_indices_on_a_linear_head():
-    check_sobol(sobol_total)
-    for mutant in (
-        lambda pull, n: sobol_total(pull, n).sqrt(),
-        lambda pull, n: pull.abs() / pull.abs().sum(-1, keepdim=True),
-    ):
-        with pytest.raises(AssertionError):
-            check_sobol(mutant)
-    assert sobol_total(torch.zeros(1, 3, dtype=torch.float64), 32).tolist() == [[0, 0, 0]]
 
 
 def test_craft_weighs_by_variance(head, train):
@@ -249,63 +155,6 @@ def test_an_autoencoder_learns_a_planted_dictionary(activation):
         assert found.flops == 2 * 2 * 4
 
 
-def write_saelens(folder, architecture, **config):
-    from safetensors.torch import save_file
-
-    parts = {
-        "W_enc": draw(1, 12, 6).float(),
-        "b_enc": draw(2, 6).float(),
-        "W_dec": draw(3, 6, 12).float(),
-        "b_dec": draw(4, 12).float(),
-    }
-    if architecture == "jumprelu":
-        parts["threshold"] = draw(5, 6).abs().float()
-    save_file({n: t.contiguous() for n, t in parts.items()}, folder / "sae_weights.safetensors")
-    (folder / "cfg.json").write_text(
-        json.dumps({"architecture": architecture, "d_in": 12, "d_sae": 6, **config})
-    )
-    return parts
-
-
-@pytest.mark.parametrize("architecture", ["standard", "topk", "jumprelu"])
-def test_dictionaries_in_saelens_layout_load(tmp_path, architecture, head):
-    parts = write_saelens(tmp_path, architecture, k=2, apply_b_dec_to_input=architecture != "jumprelu")
-    loaded = load_saelens(tmp_path)
-    h = draw(7, 5, 12).float()
-    shifted = h - parts["b_dec"] if architecture != "jumprelu" else h
-    before = shifted @ parts["W_enc"] + parts["b_enc"]
-    expected = {
-        "standard": before.clamp(min=0),
-        "topk": before.clamp(min=0) * (before >= before.topk(2, -1).values[:, -1:]),
-        "jumprelu": before.clamp(min=0) * (before > parts.get("threshold", torch.zeros(6))),
-    }[architecture]
-    assert torch.allclose(loaded.codes(h)[:, 0], expected, atol=1e-5)
-    assert loaded.concepts(head).importances.shape == (4, 6)
-
-
-def test_broken_dictionaries_are_named(tmp_path):
-    with pytest.raises(FormatError, match=r"holds no cfg\.json"):
-        load_saelens(tmp_path)
-    write_saelens(tmp_path, "temporal")
-    with pytest.raises(FormatError, match="'temporal'"):
-        load_saelens(tmp_path)
-    write_saelens(tmp_path, "gated")
-    with pytest.raises(FormatError, match="lacks b_gate, b_mag, r_mag"):
-        load_saelens(tmp_path)
-    write_saelens(tmp_path, "standard", activation_fn="gelu")
-    with pytest.raises(FormatError, match="the activation is 'gelu'"):
-        load_saelens(tmp_path)
-    write_saelens(tmp_path, "standard", finetuning_scaling_factor=True)
-    with pytest.raises(FormatError, match="finetuned"):
-        load_saelens(tmp_path)
-    write_saelens(tmp_path, "topk")
-    with pytest.raises(FormatError, match="how many atoms"):
-        load_saelens(tmp_path)
-    write_saelens(tmp_path, "standard", normalize_activations="layer_norm")
-    with pytest.raises(FormatError, match="layer_norm"):
-        load_saelens(tmp_path)
-
-
 @pytest.mark.parametrize("method", [NMF, ICE, CRAFT])
 def test_negative_embeddings_name_the_methods_that_apply(method, head):
     rows = Embeddings.of(draw(1, 40, 12), head)
@@ -325,19 +174,6 @@ def test_outputs_without_enough_samples_answer_their_bias(head, train, test):
     assert torch.equal(answers[:, 0], head.bias[0].expand(40))
     found = judge(concepts, test, head)
     assert "2 outputs without concepts" in repr(found)
-
-
-def test_sizes_that_cannot_work_are_refused(head, train):
-    with pytest.raises(InputError, match="13 concepts were asked for in 12 dimensions"):
-        PCA(13).fit(train, head)
-    with pytest.raises(InputError, match="n_concepts is a whole number from 1"):
-        PCA(0)
-    with pytest.raises(InputError, match="no output has the 5 samples"):
-        PCA(5).fit(train.take(slice(0, 4)), head)
-    with pytest.raises(InputError, match="fewer than the 5 concepts"):
-        PCA(5, shared=True).fit(train.take(slice(0, 4)), head)
-    with pytest.raises(InputError, match="loaded from its files"):
-        SAE(2, activation="jumprelu")
 
 
 def test_heads_of_other_kinds_group_their_rows_otherwise(train):
@@ -365,3 +201,84 @@ def test_a_shared_dictionary_has_importances_of_every_output(method):
     one = method(3).find(rows.values.double(), head.weight[2], Key(0))
     if method is CRAFT:
         assert torch.allclose(found.importances[2], one.importances)
+
+
+def test_nnls_is_exact():
+    vectors, h = draw(9, 2, 4, 7), draw(10, 15, 7)
+    codes = nnls(vectors @ vectors.mT, torch.einsum("gkd,nd->gnk", vectors, h))
+    for g in range(2):
+        for n in range(15):
+            best = slow.nnls_by_enumeration(h[n].numpy(), vectors[g].numpy())
+            assert np.allclose(codes[g, n].numpy(), best, atol=1e-8)
+
+
+def test_problems_that_exchanges_do_not_settle_go_to_scipy(monkeypatch):
+    vectors = draw(9, 2, 6, 7)
+    gram, seen = vectors @ vectors.mT, torch.einsum("gkd,nd->gnk", vectors, draw(10, 15, 7))
+    by_blocks = nnls(gram, seen)
+    monkeypatch.setattr("veridical.concepts.solvers._EXCHANGES", 0)
+    assert torch.allclose(nnls(gram, seen), by_blocks, atol=1e-9)
+
+
+def test_cdisco_equals_its_slow_rewrite(head, train):
+    concepts = CDISCO(3).fit(train, head)
+    owner = train.outputs.argmax(1)
+    for output in range(4):
+        vectors, scores = slow.cdisco(train.values[owner == output].numpy(), head.weight[output].numpy(), 3)
+        assert np.allclose(concepts.vectors[output].numpy(), vectors, atol=1e-6)
+        assert np.allclose(concepts.importances[output].numpy(), scores, atol=1e-6)
+
+
+def test_sobol_total_indices_on_a_linear_head():
+    pull = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.0, 1.0]], dtype=torch.float64)
+    exact = pull.square() / pull.square().sum(-1, keepdim=True)
+    assert torch.allclose(sobol_total(pull), exact)
+    assert torch.allclose(sobol_total(pull, 1024), exact, atol=0.02)
+    points = torch.from_numpy(qmc.Halton(6, scramble=False).random(33)[1:])
+    a, b = points[:, :3].tolist(), points[:, 3:].tolist()
+    for row in pull:
+        assert np.allclose(sobol_total(row[None], 32)[0], slow.jansen_total(row.tolist(), a, b), atol=1e-12)
+    assert sobol_total(torch.zeros(1, 3, dtype=torch.float64), 32).tolist() == [[0, 0, 0]]
+
+
+def test_settings_that_cannot_work_are_refused(head, train):
+    with pytest.raises(InputError, match="n_concepts is a whole number from 1"):
+        PCA(0)
+    with pytest.raises(InputError, match="loaded from its files"):
+        SAE(2, activation="jumprelu")
+
+
+def real_rows() -> torch.Tensor:
+    """Embeddings of one digit under the embedded CNN."""
+    parts = vd.concepts.split(vd.tasks.load("digits"))
+    train = parts.train()
+    return train.values[train.outputs.argmax(1) == 3].double()
+
+
+@pytest.mark.parametrize("count", [5, 25])
+def test_kmeans_is_as_tight_as_scikit_learns(count):
+    from sklearn import cluster
+
+    rows = real_rows()
+    centres, _ = kmeans(rows, count, Key(0))
+    ours = float(torch.cdist(rows, centres).amin(1).square().sum())
+    peer = cluster.KMeans(count, n_init=4, random_state=0).fit(rows.numpy())
+    assert ours <= 1.05 * peer.inertia_
+
+
+@pytest.mark.parametrize("count", [5, 10])
+def test_ica_finds_scikit_learns_sources(count):
+    from sklearn import decomposition
+
+    make = torch.Generator().manual_seed(0)
+    sources = torch.rand(3000, count, generator=make, dtype=torch.float64) - 0.5
+    white = (sources - sources.mean(0)) / sources.std(0)
+    # a sample's sources correlate a little, which whitening takes out
+    values, vectors = right_singular(white @ torch.linalg.qr(draw(1, count, count))[0])
+    mixed = white @ torch.linalg.qr(draw(1, count, count))[0] @ vectors.T / values * 3000**0.5
+    ours = mixed @ unmixing(mixed, Key(0), 400).T
+    theirs = decomposition.FastICA(count, whiten=False, random_state=0, max_iter=400, tol=1e-6).fit_transform(
+        mixed.numpy()
+    )
+    match = np.abs(np.corrcoef(ours.numpy().T, theirs.T)[:count, count:])
+    assert np.allclose(np.sort(match, 1)[:, -1], 1, atol=1e-3)

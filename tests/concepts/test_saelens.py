@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from veridical.concepts import Head, load_saelens
+from veridical.concepts import Embeddings, Head, judge, load_saelens
 from veridical.errors import FormatError
 
 RECORD = Path(__file__).parents[1] / "data" / "saelens.safetensors"
@@ -42,7 +42,9 @@ def files(folder: Path, name: str, **changed: object) -> Path:
     return folder
 
 
-def test_every_recorded_dictionary_is_read_or_refused():
+def test_every_recorded_dictionary_is_read_or_refused(tmp_path):
+    with pytest.raises(FormatError, match=r"holds no cfg\.json"):
+        load_saelens(tmp_path)
     assert set(ANSWERED) | set(REFUSED) == set(CONFIGS)
     assert {c["architecture"] for c in CONFIGS.values()} >= {
         "standard",
@@ -62,8 +64,10 @@ def test_codes_and_reconstructions_are_those_of_saelens(tmp_path, name):
     assert torch.allclose(codes, TENSORS[f"{name}/answer codes"], atol=1e-5)
     assert torch.allclose(codes @ loaded.decoder + loaded.decoder_bias, outputs, atol=1e-5)
     head = Head(torch.linspace(-1, 1, 18).reshape(3, 6), torch.tensor([0.1, 0.2, 0.3]))
-    surrogate = loaded.concepts(head).surrogate(rows, head)
-    assert torch.allclose(surrogate, head.outputs(outputs), atol=1e-5)
+    concepts = loaded.concepts(head)
+    assert torch.allclose(concepts.surrogate(rows, head), head.outputs(outputs), atol=1e-5)
+    shown = CONFIGS[name].get("k") or float((codes != 0).double().sum(-1).mean())
+    assert judge(concepts, Embeddings.of(rows, head), head).concepts == pytest.approx(shown)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -80,6 +84,10 @@ def test_what_cannot_explain_a_layer_by_itself_is_refused_with_the_reason(tmp_pa
         ({"normalize_activations": True}, "expected_average_only_in"),
         ({"reshape_activations": "hook_z"}, "hook_z"),
         ({"architecture": "brand new"}, "brand new"),
+        ({"architecture": "gated"}, "lacks b_gate, b_mag, r_mag"),
+        ({"architecture": "topk", "k": None}, "how many atoms"),
+        ({"activation_fn": "gelu", "activation_fn_str": "gelu"}, "the activation is 'gelu'"),
+        ({"finetuning_scaling_factor": True}, "finetuned"),
     ],
 )
 def test_settings_that_change_the_answer_are_never_ignored(tmp_path, changed, said):

