@@ -15,6 +15,7 @@ from veridical.concepts.materials import entries, materials_of
 from veridical.concepts.measures import LABELS, Judgement, judge, shown, text_table
 from veridical.concepts.methods.base import ConceptMethod
 from veridical.concepts.sanity_check import constant, perfect, random_concepts, random_importances
+from veridical.concepts.splitting import Split
 from veridical.concepts.upper_bound import ErrorSplit, error_split, rank_optimum
 from veridical.concepts.verdict import ConceptVerdict, Stability, decide, stability
 from veridical.core.key import Key, as_key
@@ -97,7 +98,7 @@ class Comparison:
 
 
 def compare(
-    train: Task | Embeddings,
+    train: Task | Split | Embeddings,
     methods: Any,
     seed: int | Key = 0,
     seeds: int = 1,
@@ -112,7 +113,7 @@ def compare(
     Parameters
     ----------
     train
-        A task, which brings train rows, inputs to judge on and its head; or train embeddings at hand.
+        A task, or its `split`, which brings train rows, inputs to judge on and the head; or train embeddings.
     methods
         Concept methods, names of them, ready `Concepts` and loaded dictionaries, in a list or in a mapping
         from labels. One that does not apply is left out, with its reason.
@@ -138,8 +139,7 @@ def compare(
     InputError
         No method is given, or embeddings come without test rows or head.
     """
-    rows, test, head = materials_of(train, test, head, materials, layer)
-    own = train if isinstance(train, Embeddings) else rows.pooled()
+    rows, own, test, head = materials_of(train, test, head, materials, layer)
     if seeds < 1:
         raise InputError(f"seeds is at least 1, got {seeds}")
     chosen = entries(methods)

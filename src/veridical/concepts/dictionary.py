@@ -89,15 +89,7 @@ class Dictionary:
 
     def concepts(self, head: Head, name: str = "sae") -> Concepts:
         """The dictionary as an explanation: importances `f_i . d_k`, and `f_i . b_d` joins the bias."""
-        own = self.unit()
-        if own.decoder.shape[1] != head.dimension:
-            raise InputError(
-                f"dictionary atoms have {own.decoder.shape[1]} dimensions, the head has {head.dimension}"
-            )
-        importances = head.weight @ own.decoder.T
-        centre = own.decoder_bias[None]
-        offset = head.weight @ own.decoder_bias
-        return Concepts(name, own.decoder[None], importances, own, offset, centre)
+        return _as_concepts(self.unit(), head, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +137,11 @@ class MatchingPursuit:
     def concepts(self, head: Head, name: str = "sae") -> Concepts:
         """The dictionary as an explanation: importances `f_i . d_k`, and `f_i . b_d` joins the bias."""
         own = replace(self, decoder=self.decoder.double(), decoder_bias=self.decoder_bias.double())
-        offset = head.weight @ own.decoder_bias
-        centre = own.decoder_bias[None]
-        return Concepts(name, own.decoder[None], head.weight @ own.decoder.T, own, offset, centre)
+        return _as_concepts(own, head, name)
+
+
+def _as_concepts(own: Dictionary | MatchingPursuit, head: Head, name: str) -> Concepts:
+    atoms, centre = own.decoder, own.decoder_bias
+    if atoms.shape[1] != head.dimension:
+        raise InputError(f"dictionary atoms have {atoms.shape[1]} dimensions, the head has {head.dimension}")
+    return Concepts(name, atoms[None], head.weight @ atoms.T, own, head.weight @ centre, centre[None])

@@ -143,11 +143,6 @@ class Materials:
             self._made[kind, size] = make()
         return self._made[kind, size]
 
-    def pooled(self) -> Embeddings:
-        """One vector of each train sample of a split model."""
-        assert self.split is not None
-        return self.split.train()
-
     def concepts(self, item: Entry, head: Head, seed: Any) -> Concepts:
         """Fit a method on its rows; what is ready is taken as it is."""
         if isinstance(item, Concepts):
@@ -158,16 +153,16 @@ class Materials:
 
 
 def materials_of(
-    train: Task | Embeddings,
+    train: Task | Split | Embeddings,
     test: Embeddings | None,
     head: Head | None,
     given: Mapping[Kind, Embeddings] | None,
     layer: str | None = None,
-) -> tuple[Materials, Embeddings, Head]:
-    """What methods are fitted on, what they are judged on, and the head: of a task, or of embeddings."""
-    if isinstance(train, Task):
-        parts = split(train, layer)
-        return Materials(given or {}, parts), parts.test(), parts.head
+) -> tuple[Materials, Embeddings, Embeddings, Head]:
+    """What methods are fitted on, train and test embeddings and the head: of a task, or of embeddings."""
+    if not isinstance(train, Embeddings):
+        parts = train if isinstance(train, Split) else split(train, layer)
+        return Materials(given or {}, parts), parts.train(), parts.test(), parts.head
     if test is None or head is None:
         raise InputError("give a task, or train and test embeddings with their head")
-    return Materials.of(train, given), test, head
+    return Materials.of(train, given), train, test, head

@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.measures import LABELS, Judgement, ice_eval, judge, shown, text_table
-from veridical.concepts.splitting import split
+from veridical.concepts.splitting import Split, split
 from veridical.core.key import Key, as_key, normal, uniform
 from veridical.errors import InputError, NotApplicableError
 from veridical.values.task import Task
@@ -121,7 +121,7 @@ class SanityTable:
 
 
 def sanity(
-    task: Task | Embeddings,
+    task: Task | Split | Embeddings,
     head: Head | None = None,
     seed: int | Key = 0,
     draws: int = 10,
@@ -132,7 +132,7 @@ def sanity(
     Parameters
     ----------
     task
-        A task, split at its own head, or embeddings that are at hand.
+        A task, or its `split`, or embeddings that are at hand.
     head
         The head of the embeddings; a task brings its own.
     seed
@@ -155,7 +155,13 @@ def sanity(
     NotApplicableError
         The head is no classifier.
     """
-    embeddings, head = _embedded(task, head)
+    if isinstance(task, Embeddings):
+        embeddings = task
+        if head is None:
+            raise InputError("embeddings do not say what their head is: give it, or a task")
+    else:
+        parts = task if isinstance(task, Split) else split(task)
+        embeddings, head = parts.test(), parts.head
     if not isinstance(measures, Mapping):
         unknown = [m for m in measures if m not in MEASURES]
         if unknown:
@@ -176,12 +182,3 @@ def sanity(
             for name, measure in measures.items():
                 found[concepts.method, name].append(measure(concepts, embeddings, head, key / draw).summary)
     return SanityTable(found, head.norms, len(embeddings))
-
-
-def _embedded(task: Task | Embeddings, head: Head | None) -> tuple[Embeddings, Head]:
-    if isinstance(task, Task):
-        parts = split(task)
-        return parts.test(), parts.head
-    if head is None:
-        raise InputError("embeddings do not say what their head is: give it, or a task")
-    return task, head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -196,6 +196,7 @@ class Split:
     channels_last: bool = True
     product: int = 0
     map_channels_last: bool = False
+    _collected: dict[tuple[str, bool], Embeddings] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def positions(self) -> bool:
@@ -265,11 +266,10 @@ class Split:
     def test(self, spatial: bool = False) -> Embeddings:
         """The embeddings of the task's inputs, on which explanations are judged; collected once."""
         task = self.task
-
-        def make() -> Embeddings:
-            return self.collect(task.inputs, task.side, task.labels, task.ids, spatial)
-
-        return task.cached(self._key("test", spatial), make)
+        if ("test", spatial) not in self._collected:
+            found = self.collect(task.inputs, task.side, task.labels, task.ids, spatial)
+            self._collected["test", spatial] = found
+        return self._collected["test", spatial]
 
     def train(self, spatial: bool = False) -> Embeddings:
         """The embeddings of the task's train rows, on which concepts are fitted; collected once."""
@@ -279,14 +279,10 @@ class Split:
                 "concepts are fitted on train rows and this task has none; make it with "
                 "Task(model, inputs, train=...)"
             )
-        rows = task.train
-        return task.cached(
-            self._key("train", spatial),
-            lambda: self.collect(rows, task.train_side, task.train_labels, None, spatial),
-        )
-
-    def _key(self, part: str, spatial: bool) -> str:
-        return f"surf {part} {self.layer} {self.end} {self.product} {self.read} {spatial} {self.head.exact}"
+        if ("train", spatial) not in self._collected:
+            found = self.collect(task.train, task.train_side, task.train_labels, None, spatial)
+            self._collected["train", spatial] = found
+        return self._collected["train", spatial]
 
 
 def split(

@@ -14,6 +14,7 @@ from veridical.concepts.embeddings import Embeddings, Head, Kind
 from veridical.concepts.materials import Entry, entries, materials_of
 from veridical.concepts.measures import Judgement, chunks, judge, least_squares_importances
 from veridical.concepts.methods.base import ConceptMethod
+from veridical.concepts.splitting import Split
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.values.task import Task
@@ -179,7 +180,7 @@ class Parsimony:
 
 def parsimony(
     method: Entry | str,
-    train: Embeddings | Task,
+    train: Task | Split | Embeddings,
     test: Embeddings | None = None,
     head: Head | None = None,
     counts: Sequence[int] = (1, 2, 3, 5, 8, 12),
@@ -196,7 +197,7 @@ def parsimony(
     method
         A concept method or its name.
     train, test, head
-        Train embeddings, test embeddings and their head; or a task in place of all three.
+        Train embeddings, test embeddings and their head; or a task, or its `split`, in place of all three.
     counts
         Numbers of concepts, rising.
     seed
@@ -212,7 +213,7 @@ def parsimony(
     if not counts or list(counts) != sorted(set(counts)):
         raise InputError(f"counts must rise, got {list(counts)}")
     ((label, item),) = entries([method]).items()
-    rows, test, head = materials_of(train, test, head, materials)
+    rows, _, test, head = materials_of(train, test, head, materials)
     if isinstance(item, ConceptMethod):
         fits = [rows.concepts(replace(item, n_concepts=k), head, seed) for k in counts]
     else:

@@ -61,10 +61,7 @@ class ConceptMethod(Settings):
         key = as_key(seed) / self.name
         if self.shared:
             rows = embeddings.vectors.double()
-            if len(rows) < self.n_concepts:
-                raise InputError(
-                    f"{len(rows)} embeddings are fewer than the {self.n_concepts} concepts asked for"
-                )
+            check_count(self, len(rows))
             one = self.find(rows, head.weight, key)
             refuse_if_none(not len(one.vectors), self.n_concepts, len(rows))
             return assemble(self.name, [one], head, self.reading, {}, shared=True)
@@ -112,6 +109,12 @@ def check_embeddings(method: ConceptMethod, embeddings: Embeddings, head: Head, 
             f"{method.name} factorises into non-negative parts and these embeddings have negative values "
             f"(down to {least:.3g}); {SIGNED_METHODS} apply"
         )
+
+
+def check_count(method: ConceptMethod, rows: int) -> None:
+    """Refuse fewer rows than concepts, where all outputs share them."""
+    if rows < method.n_concepts:
+        raise InputError(f"{rows} embeddings are fewer than the {method.n_concepts} concepts asked for")
 
 
 def needed(method: ConceptMethod, why: str) -> str:

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from veridical.concepts.concepts import Concepts, Linear
 from veridical.concepts.embeddings import Embeddings, Head
-from veridical.concepts.methods.base import ConceptMethod, check_embeddings, refuse_if_none, too_few
+from veridical.concepts.methods.base import (
+    ConceptMethod,
+    check_count,
+    check_embeddings,
+    refuse_if_none,
+    too_few,
+)
 from veridical.core.allowed import Count, Positive
 from veridical.core.key import Key, as_key, integers, normal, uniform
 from veridical.errors import InputError
@@ -106,10 +112,7 @@ class ConceptSHAP(ConceptMethod):
     def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
         """Learn the vectors, then weigh them for every output."""
         check_embeddings(self, embeddings, head, False)
-        if len(embeddings) < self.n_concepts:
-            raise InputError(
-                f"{len(embeddings)} embeddings are fewer than the {self.n_concepts} concepts asked for"
-            )
+        check_count(self, len(embeddings))
         key = as_key(seed) / self.name
         if head.classifies:
             found = self._fit_one(embeddings, head, self.pool, key)

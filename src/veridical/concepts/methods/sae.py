@@ -11,7 +11,7 @@ from veridical.concepts.concepts import Concepts
 from veridical.concepts.dictionary import Activation, Dictionary
 from veridical.concepts.dictionary_training import Recipe, ReLU, TopK, train
 from veridical.concepts.embeddings import Embeddings, Head
-from veridical.concepts.methods.base import ConceptMethod, check_embeddings
+from veridical.concepts.methods.base import ConceptMethod, check_count, check_embeddings
 from veridical.core.allowed import Count, NotNegative, Positive
 from veridical.core.key import Key, as_key
 from veridical.errors import InputError
@@ -55,10 +55,7 @@ class SAE(ConceptMethod):
         check_embeddings(self, embeddings, head, False)
         width = self.n_concepts * head.n_outputs
         rows = embeddings.vectors
-        if len(rows) < self.n_concepts:
-            raise InputError(
-                f"{len(rows)} embeddings are fewer than the {self.n_concepts} concepts asked for"
-            )
+        check_count(self, len(rows))
         trained = self.train(rows, width, as_key(seed) / self.name)
         fired = torch.zeros(width, dtype=torch.bool, device=rows.device)
         for part in rows.split(4096):
