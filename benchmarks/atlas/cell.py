@@ -73,7 +73,7 @@ def _scores_and_cost(bench: Bench, metric: AnyMetric, row: Row) -> tuple[dict[st
     alone = _score(bench, metric, subjects[UNTIED], key)
     seconds = (time.perf_counter() - start) / len(bench.task)
     row["rows"] = (alone.cost.forward + alone.cost.backward) / len(bench.task)
-    with sharing(bench.task, once=True):
+    with sharing(bench.task):
         if isinstance(metric, ExplainerMetric):
             scores = metric.score_all(bench.task, subjects, key)
         else:

@@ -19,7 +19,7 @@ from veridical.fidelity.metrics import LEVELS
 from veridical.metrics.base import Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.metrics.re_explaining import stacked
-from veridical.perturb import answer_table
+from veridical.perturb import subset_table
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets, Given
 from veridical.perturb.subset_table import places_of
@@ -252,7 +252,7 @@ def test_noisy_copies_of_an_input_are_not_taken_for_it() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     want = vd.score("pixel_flipping", columns(6), torch.arange(18.0).reshape(3, 6)).values
-    monkeypatch.setattr(answer_table, "KEPT_BYTES", 3 * 3 * 8 * 10)
+    monkeypatch.setattr(subset_table, "KEPT_BYTES", 3 * 3 * 8 * 10)
     task = columns(6)
     for seed in range(4):
         vd.score("pixel_flipping", task, torch.rand(3, 6), seed=seed)

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from veridical.models.padding import PaddingBlind
-from veridical.perturb import answer_table
-from veridical.perturb.token_rows import REMEMBERED, TokenRows, remembering
+from veridical.perturb.token_rows import TokenRows
 
 PAD, LENGTH = 0, 24
 ASKED: list[Tensor] = []
@@ -52,17 +51,9 @@ def cells() -> tuple[int, int]:
 
 @pytest.mark.parametrize("left", ["all", "the end", "nothing"])
 @pytest.mark.parametrize("what", ["lime", "kernel_shap", "occlusion", "rise"])
-def test_maps_are_those_of_all_columns_with_and_without_memory(left, what):
+def test_maps_are_those_of_all_columns(left, what):
     plain = vd.explain(what, task_of("nothing")).values
     torch.testing.assert_close(vd.explain(what, task_of(left)).values, plain, atol=1e-5, rtol=1e-4)
-    with remembering():
-        task = task_of(left)
-        vd.explain("random", task)
-        first = vd.explain(what, task)
-        again = vd.explain(what, task)
-    torch.testing.assert_close(first.values, plain, atol=1e-5, rtol=1e-4)
-    assert torch.equal(first.values, again.values)
-    assert again.cost.forward == 0
 
 
 def test_little_padding_is_computed():
@@ -93,55 +84,6 @@ def test_rows_go_together_by_length_and_within_the_tokens_of_a_chunk():
     assert texts._stop([24] * 10 + [17] * 20, 0) == 16  # chunks are a multiple of eight
     assert texts._stop([3] * 5, 0) == 5
     assert texts._stop([0] * 9, 8) == 9
-
-
-def test_alone_it_costs_what_it_declares_and_remembered_no_row_twice():
-    task = task_of()
-    _ = task.outputs
-    maps = vd.explain("random", task)
-    alone = vd.score("pixel_flipping", task, maps, steps=24)
-    other = vd.explain("random", task, seed=1)
-    with remembering():
-        first = vd.score("pixel_flipping", task, maps, steps=24)
-        ASKED.clear()
-        second = vd.score("pixel_flipping", task, other, steps=24)
-        rows = {tuple(row) for tokens in ASKED for row in tokens.tolist()}
-        assert second.cost.forward <= len(rows) < alone.cost.forward  # what is left at the end is known
-    assert first.cost.forward <= alone.cost.forward
-    assert torch.equal(first.values, alone.values)
-    again = vd.score("pixel_flipping", task, other, steps=24)
-    torch.testing.assert_close(second.values, again.values, atol=1e-6, rtol=1e-5)
-    assert REMEMBERED.tables is None
-
-
-def test_another_model_and_other_weights_are_not_taken_for_this_one():
-    task = task_of()
-    noisy = task.with_noise(0.5, vd.core.Key(0))
-    want = [vd.explain("occlusion", one).values for one in (task, noisy)]
-    with remembering():
-        got = [vd.explain("occlusion", one).values for one in (task, noisy)]
-    assert not torch.allclose(*want)
-    for one, other in zip(want, got, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-
-
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    want = vd.explain("lime", task_of()).values
-    monkeypatch.setattr(answer_table, "KEPT_BYTES", 100 * 3 * 4)
-    task = task_of()
-    with remembering():
-        for seed in range(3):
-            vd.explain("lime", task, seed=seed, draws=64)
-        torch.testing.assert_close(vd.explain("lime", task).values, want, atol=1e-5, rtol=1e-4)
-
-
-def test_who_asks_for_prices_is_told_those_of_no_memory():
-    task = task_of(lengths=(24, 14, 20))
-    with remembering():
-        first = vd.explain("lime", task, draws=64)
-        with remembering(on=False):
-            assert vd.explain("lime", task, draws=64).cost.forward == 3 * 64
-        assert vd.explain("lime", task, draws=64).cost.forward == 0 < first.cost.forward
 
 
 def test_only_texts_without_side_inputs_take_this_way():

@@ -48,7 +48,6 @@ from veridical.metrics import Metric
 from veridical.models.cost import Cost
 from veridical.perturb.shared_work import sharing
 from veridical.perturb.subset_table import has_few
-from veridical.perturb.token_rows import remembering
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
@@ -82,8 +81,7 @@ def ordinary(task: Task) -> Task:
 def price_of_map(explainer: Explainer, one: Task, seed: int) -> Cost:
     """What one map asks; nothing where it fails, which is recorded when it is carried out."""
     try:
-        with remembering(on=False):
-            return explainer(one.changed(), Key(seed)).cost  # with no answers at hand
+        return explainer(one.changed(), Key(seed)).cost  # with no answers at hand
     except Exception:
         return Cost()
 
@@ -93,7 +91,7 @@ def price_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> Pri
     one = ordinary(task)
     maps = [Random()(one, Key(seed) / "draw" / draw) for draw in range(2)]
     asked = [0, 0]
-    with sharing(one), remembering(on=False):
+    with sharing(one):
         for draw, made in enumerate(maps):
             for metric in metrics.values():
                 try:

@@ -27,7 +27,6 @@ from veridical.jobs import content_hash, resume
 from veridical.metrics import Metric
 from veridical.models.cost import Cost
 from veridical.perturb.shared_work import sharing
-from veridical.perturb.token_rows import remembering
 from veridical.values.evaluation import Failure
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
@@ -93,7 +92,7 @@ def carry_out(job: Job, seed: int) -> Done:
         told = "".join(traceback.format_exception(error))
         failures.append(Failure(job.label, metric, str(error), told))
 
-    with sharing(job.judged), remembering(), warnings.catch_warnings():
+    with sharing(job.judged), warnings.catch_warnings():
         if not job.place.startswith("samples"):
             warnings.simplefilter("ignore", VeridicalWarning)  # maps of other models are no news
         try:

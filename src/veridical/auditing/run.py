@@ -39,14 +39,12 @@ from veridical.errors import InputError, VeridicalWarning
 from veridical.gef.receipt import incomplete
 from veridical.meta.voices import PlantedDamage
 from veridical.models.cost import Cost
-from veridical.perturb.token_rows import remembering
 from veridical.values.task import Task
 
 LONG_SECONDS = 600.0
 """From here on an audit says beforehand how long it may take."""
 
 
-@remembering()
 def run(
     whole: Task,
     train: Any,

@@ -67,7 +67,7 @@ def planted_damage(
         raise InputError("give at least one metric to plant damage for")
     if not 0 < level < 1:
         raise InputError(f"level lies between 0 and 1, got {level}")
-    with sharing(task, once=True):
+    with sharing(task):
         maps = as_explanation(reference_for(task) if reference is None else reference, task, seed)
         steps = damaged_maps(maps, levels, blends, Key(seed) / "planted damage")
         chains = {kind: [i for i, step in enumerate(steps) if step.kind in (NONE, kind)] for kind in KINDS}

@@ -167,7 +167,7 @@ class Visit:
         if base is not self.task:
             for metric in self.metrics.values():
                 carry(metric, self.task, base, lambda task: unperturbed(task, tests[0]))
-        with sharing(base, once=True):
+        with sharing(base):
             maps = {who: self._explain(method, base, key) for who, method in self.explainers.items()}
             if self.published and base is self.bases.get("ipt"):
                 self.old_maps = maps
@@ -210,7 +210,7 @@ class Visit:
             methods = {who: Recalled(method, maps[who], made) for who, method in methods.items()}
         else:
             maps = {who: self._explain(method, made, key) for who, method in methods.items()}
-        with sharing(made, once=True):
+        with sharing(made):
             for label in list(self.metrics):
                 with self._guarded(label):
                     scores = self._scores(label, made, methods, maps, key)

@@ -17,16 +17,13 @@ from torch import Tensor
 from veridical.core.key import Key
 from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
-from veridical.functional.devices import at_a_time
 from veridical.models.output_heads import Response
 from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.models.sessions import Session
-from veridical.perturb import answer_table, subset_table
+from veridical.perturb import subset_table
 from veridical.perturb.backgrounds import Backgrounds
-from veridical.perturb.deduplication import ask_once, one_hides_all
 from veridical.perturb.fills import Fill
-from veridical.perturb.rules import MaskRule, RankThreshold, is_signed, rows_of
-from veridical.perturb.shared_work import SHARED, asks_once
+from veridical.perturb.rules import MaskRule, is_signed, rows_of
 from veridical.perturb.token_rows import ROWS_AT_ONCE, TokenRows
 
 if TYPE_CHECKING:
@@ -58,9 +55,7 @@ def probe(
     if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
         few = subset_table.has_few(task, behind.fill)
     if few is not None:
-        # in few parts on a GPU, which waits several times for each
-        room = at_a_time(task.inputs, 1, 4) * answer_table.KEPT_BYTES
-        at_once = max(1, room // (32 * 3 * task.n_outputs * rule.count))
+        at_once = max(1, subset_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
         if len(task.inputs) > at_once or (task.space.valid is not None and not bool(few.all())):
             asking = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean)
             asking = partial(asking, all_outputs=all_outputs, predictions=predictions)
@@ -70,20 +65,8 @@ def probe(
     else:
         matters = None if all_outputs else behind.matters()
         signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
-        if (
-            matters is not None
-            and signature is not None
-            and isinstance(rule, RankThreshold)
-            and SHARED.work
-            and asks_once(task)
-            and one_hides_all(task, behind(slice(0, 2)))
-        ):
-            name = "without features", repr(behind.fill), key
-            whole = matters.sum(-1, keepdim=True)
-            asked = ask_once(task, rule, behind(slice(0, 2)), response, signature, whole, name)
-        else:
-            unsigned = matters if signature is None else None
-            asked, same = _ask(task, rule, behind, response, all_outputs, predictions, unsigned)
+        unsigned = matters if signature is None else None
+        asked, same = _ask(task, rule, behind, response, all_outputs, predictions, unsigned)
     # what is wrong with kept answers is found by everyone who reads them
     check_finite(asked)
     if all_outputs:

@@ -118,11 +118,6 @@ class RankThreshold:
         counts = self.counts[None, masks] if self.counts.dim() == 1 else self.counts[samples, masks]
         return self.ranks[samples, None, :] < counts[..., None]
 
-    def picked(self, samples: Tensor, masks: Tensor) -> Tensor:
-        """(R, V): what mask `masks[r]` of sample `samples[r]` removes."""
-        counts = self.counts[masks] if self.counts.dim() == 1 else self.counts[samples, masks]
-        return self.ranks[samples] < counts[:, None]
-
     def signature(self, matters: Tensor) -> Tensor:
         """Equal for two masks of a sample that remove the same features among those that matter (N, V)."""
         features = self.ranks.shape[-1]

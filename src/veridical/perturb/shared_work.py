@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_ONCE = "sets are asked once"
 
 
 class _Shared(local):
@@ -27,25 +26,19 @@ SHARED = _Shared()
 
 
 @contextmanager
-def sharing(task: Task, once: bool = False) -> Iterator[None]:
+def sharing(task: Task) -> Iterator[None]:
     """While this is open, what `shared` names is made once for this very task (not for tasks made of it).
 
-    Rows that serve several scores are counted where they were first asked. `once`: masks that come to the
-    same set are asked as one, too (see `deduplication`), so that rows depend on what the inputs show.
+    Rows that serve several scores are counted where they were first evaluated.
     """
     if task in SHARED.work:
         yield
         return
-    SHARED.work[task] = {_ONCE: once}
+    SHARED.work[task] = {}
     try:
         yield
     finally:
         del SHARED.work[task]
-
-
-def asks_once(task: Task) -> bool:
-    """Whether masks that come to the same set are asked as one."""
-    return bool(SHARED.work.get(task, {}).get(_ONCE, False))
 
 
 def shared(task: Task, name: Hashable, make: Callable[[], T]) -> T:

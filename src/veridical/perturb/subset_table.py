@@ -19,7 +19,6 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.models.predictor import take_side
 from veridical.models.sessions import Session
-from veridical.perturb.answer_table import AnswerTable
 from veridical.perturb.backgrounds import Backgrounds
 from veridical.perturb.fills import Blur, Constant, Fill, Marginal, Mean, Token, UniformNoise, Zero
 from veridical.perturb.rules import MaskRule
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 FEW = 12
 """The most features a sample may have for its masks to be kept."""
+KEPT_BYTES = 2**28
+"""Memory that the outputs of one table may take, 256 MiB; beyond it what is there is let go."""
 LOGIT, PROBABILITY, PREDICTED = range(3)
 _BUILT_IN = (Constant, Zero, Token, Mean, Marginal, UniformNoise, Blur)
 _CELLS_AT_ONCE = 2**24  # features of masks that are written out together
@@ -53,9 +54,11 @@ def _thread() -> int:
 
 
 @dataclass(eq=False)
-class SubsetTable(AnswerTable):
-    """Answers (K, 3, C) to masks, by which sample and mask they belong to."""
+class SubsetTable:
+    """Outputs (K, 3, C) under masks, sorted by a number (K,) of the sample and mask they belong to."""
 
+    held: tuple[Tensor, Tensor] | None = None
+    """The numbers and the outputs; None while there are none."""
     samples: dict[int, int] = field(default_factory=dict)
     """The number of each sample by its content."""
 
@@ -65,6 +68,28 @@ class SubsetTable(AnswerTable):
         return torch.tensor(
             [self.samples.setdefault(i, len(self.samples)) for i in made], device=task.inputs.device
         )
+
+    def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the answers lie, and whether they are there at all."""
+        if self.held is None:
+            return torch.zeros_like(keys), torch.zeros_like(keys, dtype=torch.bool)
+        known = self.held[0]
+        place = torch.searchsorted(known, keys).clamp(max=len(known) - 1)
+        return place, known[place] == keys
+
+    def has_room(self, more: int) -> bool:
+        """Whether so many further answers may be kept."""
+        if self.held is None:
+            return True
+        kept = self.held[1]
+        return (len(kept) + more) * kept[0].numel() * kept.itemsize <= KEPT_BYTES
+
+    def add(self, keys: Tensor, answers: Tensor) -> None:
+        """Keep new answers beside those that are there."""
+        if self.held is not None:
+            keys, answers = torch.cat([self.held[0], keys]), torch.cat([self.held[1], answers])
+        order = keys.argsort()
+        self.held = keys[order], answers[order]
 
 
 def _contents(task: Task) -> Tensor:
