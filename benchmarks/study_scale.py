@@ -21,7 +21,7 @@ from torch import nn
 import veridical as vd
 from veridical import study
 from veridical.core import key as keyed
-from veridical.study.planning import make_plan
+from veridical.study.plan import make_plan
 from veridical.study.study_file import read_study
 
 FEATURES = 16
@@ -57,8 +57,8 @@ def one(samples: int, shard_size: int) -> None:
         done = study.run(spec(samples, shard_size), folder, executor="in-process", allow_code=True)
         seconds = time.perf_counter() - began
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        count = int(done.sql("select count(*) n from scores")["n"][0])
-        mean = float(done.sql("select avg(value) v from scores where metric = 'sparseness'")["v"][0])
+        scores = done.frame()
+        count, mean = len(scores), float(scores.value[scores.metric == "sparseness"].mean())
         state = done.status()
         print(json.dumps({"cells": state.cells, "rows": count, "s": seconds, "mib": peak, "mean": mean}))
 
@@ -90,7 +90,7 @@ def main() -> None:
         began = time.process_time()
         cells = sum(1 for _ in plan.cells())
         spent = time.process_time() - began
-        print(f"{cells:>10} {spent:>8.2f} {spent / cells * 1e6:>9.1f} {len(json.dumps(plan.to_json())):>16}")
+        print(f"{cells:>10} {spent:>8.2f} {spent / cells * 1e6:>9.1f} {len(plan.model_dump_json()):>16}")
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ from importlib.metadata import version
 import veridical
 
 assert veridical.__version__ == version("veridical"), (veridical.__version__, version("veridical"))
-late = ["sklearn", "scipy", "matplotlib", "duckdb", "pyarrow", "pandas",
-        "ray", "shap", "transformers", "skimage", "onnx", "sktime", "mlxtend", "mlflow"]
+late = ["sklearn", "scipy", "matplotlib", "pyarrow", "pandas",
+        "ray", "shap", "transformers", "skimage", "onnx", "sktime", "mlxtend"]
 loaded = [name for name in late if name in sys.modules]
 if loaded:
     sys.exit(f"import veridical loads {', '.join(loaded)}; import them where they are used")
@@ -54,7 +54,7 @@ PY
 if [ -z "${VERIDICAL_WHEEL_FAST:-}" ]; then
     say "extras resolve"
     "${pip[@]}" install --dry-run -c "$root/constraints.txt" \
-        "$wheel[ray,shap,text,llm,vision,data,onnx,mlflow,tables]" > /dev/null
+        "$wheel[ray,shap,text,llm,vision,data,onnx,tables]" > /dev/null
     say "one extra, really installed"
     "${pip[@]}" install -c "$root/constraints.txt" "$wheel[vision]"
     "$work/venv/bin/python" -m pip check > "$work/check.log" || { cat "$work/check.log" >&2; die "pip check found conflicts"; }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 import tempfile
 import time
@@ -30,11 +31,16 @@ from torch import nn  # noqa: E402
 
 import veridical as vd  # noqa: E402
 from veridical.auditing.effort import effort_of  # noqa: E402
-from veridical.study.limits import resident_mib  # noqa: E402
 
 READINGS = 12
 MORE_MIB = 8.0
 """How far the peak of the second half may lie above that of the first: the allocator's own wandering."""
+
+
+def resident_mib() -> float:
+    """Memory that this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def table(seed: int) -> vd.Task:

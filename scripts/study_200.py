@@ -20,7 +20,8 @@ os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_wor
 
 from tests.study.killing import files  # noqa: E402 (the path must be set first)
 from veridical import study as studies  # noqa: E402
-from veridical.study.ray_executor import RayExecutor, bound_to  # noqa: E402
+from veridical.jobs import RayPool  # noqa: E402
+from veridical.jobs.ray import bound_to  # noqa: E402
 
 STUDY = {
     "name": "two hundred",
@@ -51,7 +52,7 @@ def timed(where: Path, executor: Any) -> tuple[float, dict[str, bytes], int]:
     seconds = time.monotonic() - began
     if not study.status().complete:
         raise SystemExit(f"{study}\n{study.failures[0].traceback}")
-    return seconds, files(where), len({line["pid"] for line in study.timings if "address" in line})
+    return seconds, files(where), len({line["pid"] for line in study.timings})
 
 
 def main() -> int:
@@ -62,13 +63,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, bound_to("127.0.0.1"):
         place = Path(folder)
         found = {"one process": timed(place / "one", "in-process")}
-        found["two processes"] = timed(place / "two", studies.LocalProcesses(2))
+        found["two processes"] = timed(place / "two", "processes")
         node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": "127.0.0.1"}
         cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
         cluster.add_node(**node)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         nodes = sum(node["Alive"] for node in ray.nodes())
-        found[f"Ray, {nodes} nodes"] = timed(place / "ray", RayExecutor())
+        found[f"Ray, {nodes} nodes"] = timed(place / "ray", RayPool())
         ray.shutdown()
         cluster.shutdown()
     expected = found["one process"][1]

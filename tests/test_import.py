@@ -12,7 +12,7 @@ import pytest
 
 import veridical as vd
 
-HEAVY = ("sklearn", "scipy", "pandas", "matplotlib", "duckdb", "pyarrow", "captum", "transformers")
+HEAVY = ("sklearn", "scipy", "pandas", "matplotlib", "pyarrow", "captum", "transformers")
 
 IMPORT = f"""
 import sys

@@ -150,8 +150,7 @@ def test_study_files_cannot_fill_the_machine(text: str, told: str) -> None:
 
 
 def test_a_grid_of_too_many_points_is_refused_before_it_is_made() -> None:
-    from veridical.study.grid import expand
-    from veridical.study.study_file import read_study
+    from veridical.study.study_file import expand, read_study
 
     axes = {f"a{i}": list(range(100)) for i in range(9)}
     study = {"tasks": ["known/linear"], "explainers": [{"name": "gradient", "grid": axes}], "metrics": ["x"]}
@@ -160,8 +159,7 @@ def test_a_grid_of_too_many_points_is_refused_before_it_is_made() -> None:
 
 
 def test_a_study_of_too_many_cells_is_refused_before_it_is_planned() -> None:
-    from veridical.study.grid import expand
-    from veridical.study.study_file import read_study
+    from veridical.study.study_file import expand, read_study
 
     many = list(range(1, 101))
     study = {

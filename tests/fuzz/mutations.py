@@ -21,8 +21,8 @@ from veridical.data.images import image_rule, read_image
 from veridical.data.model_files import read_weights
 from veridical.errors import VeridicalError
 from veridical.report import rendering
+from veridical.study.cells import from_parquet, to_parquet
 from veridical.study.study_file import read_study
-from veridical.study.tables import from_parquet, to_parquet
 
 SECONDS = 20
 

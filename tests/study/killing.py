@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from veridical import study as studies
-from veridical.study.tables import from_parquet
+from veridical.study.cells import from_parquet
 
 KINDS = ("cells", "explanations", "prepared")
 COMMAND = """
@@ -148,7 +148,7 @@ def kill_workers(study: dict[str, Any], folder: Path, kills: int, seed: int = 0)
     process = start(study, killed, "processes")
     while len(report.kills) < kills:
         wait_for(killed, count(killed) + chance.randint(1, 4), process)
-        workers = [pid for pid in descendants(process.pid) if runs(pid, "veridical.study.worker")]
+        workers = [pid for pid in descendants(process.pid) if runs(pid, "multiprocessing.spawn")]
         if process.poll() is not None:
             raise RuntimeError("the study ended before all kills")
         os.kill(chance.choice(workers), signal.SIGKILL)
@@ -169,7 +169,7 @@ def kill_workers(study: dict[str, Any], folder: Path, kills: int, seed: int = 0)
 CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
-from veridical.study.ray_setup import bound_to
+from veridical.jobs.ray import bound_to
 node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": "127.0.0.1"}
 with bound_to("127.0.0.1"):
     made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
@@ -179,7 +179,7 @@ sys.stdin.read()
 """
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 PROCESSES = {
-    "worker": ("ray::score", "ray::explain", "ray::prepare"),
+    "worker": ("ray::work",),
     "log monitor": ("ray/_private/log_monitor.py",),
     "autoscaler": ("autoscaler/_private/monitor.py",),
     "agent of an environment": ("ray::RuntimeEnvAgent", "runtime_env/agent/main.py"),

@@ -16,7 +16,7 @@ import veridical.cli.study
 from veridical.cli.app import app
 from veridical.data import load_task
 from veridical.errors import InputError
-from veridical.study.planning import make_plan
+from veridical.study.plan import make_plan
 from veridical.study.study_file import parse_study, read_study
 
 RNG = np.random.default_rng(0)
@@ -73,7 +73,7 @@ def test_a_changed_model_file_is_another_task(here: Path) -> None:
     first = make_plan(read_study("study.yaml"), allow_code=True)
     pytest.importorskip("joblib").dump(LogisticRegression(C=0.01).fit(X, Y), "model.joblib")
     second = make_plan(read_study("study.yaml"), allow_code=True)
-    assert {c.address for c in first.cells()}.isdisjoint({c.address for c in second.cells()})
+    assert {c.hash for c in first.cells()}.isdisjoint({c.hash for c in second.cells()})
 
 
 @pytest.mark.parametrize(

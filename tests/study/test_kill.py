@@ -48,7 +48,7 @@ def test_workers_end_with_their_runner(tmp_path):
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert len(workers) == 2
+    assert len(workers) >= 2  # and Python's own tracker of resources
     # they are in the middle of a cell that takes half a minute, and do not finish it
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in workers):

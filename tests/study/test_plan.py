@@ -1,4 +1,4 @@
-"""Shared work appears once, and an address changes with what decides a result and with nothing else."""
+"""Shared work appears once, and a content hash changes with what decides a result and with nothing else."""
 
 import json
 from collections import Counter
@@ -9,8 +9,7 @@ import pytest
 from tests.study.user_code import Total
 from veridical.errors import InputError
 from veridical.metrics import Sparseness, registry
-from veridical.study.plan import StudyPlan
-from veridical.study.planning import make_plan
+from veridical.study.plan import StudyPlan, make_plan
 from veridical.study.study_file import read_study
 
 
@@ -18,9 +17,9 @@ def plan_of(study: dict[str, Any], allow_code: bool = False) -> StudyPlan:
     return make_plan(read_study(study), allow_code)
 
 
-def addresses(study: dict[str, Any], allow_code: bool = False) -> dict[tuple[Any, ...], str]:
+def hashes(study: dict[str, Any], allow_code: bool = False) -> dict[tuple[Any, ...], str]:
     jobs = plan_of(study, allow_code).cells()
-    return {(j.task, j.explainer, j.metric, j.seed, j.shard): j.address for j in jobs}
+    return {(j.task, j.explainer, j.metric, j.seed, j.shard): j.hash for j in jobs}
 
 
 def test_an_explanation_serves_every_metric_and_a_deterministic_one_every_seed(small):
@@ -33,8 +32,8 @@ def test_an_explanation_serves_every_metric_and_a_deterministic_one_every_seed(s
         ("known/tiers", "random"): 2,
     }
     cells = [job for group in groups for job in group.scores]
-    assert len(cells) == len({job.address for job in cells}) == 2 * 2 * 3 * 2
-    assert all(job.needs == (group.explain.address,) for group in groups for job in group.scores)
+    assert len(cells) == len({job.hash for job in cells}) == 2 * 2 * 3 * 2
+    assert all(job.needs == (group.explain.hash,) for group in groups for job in group.scores)
 
 
 def test_a_metric_of_the_method_needs_no_map(small):
@@ -54,7 +53,7 @@ def test_a_preparation_appears_once_for_all_who_need_it(small):
 
 def test_a_plan_comes_back_from_json(small):
     plan = plan_of({**small, "shards": 2})
-    again = StudyPlan.from_json(json.loads(json.dumps(plan.to_json())))
+    again = StudyPlan.model_validate(json.loads(json.dumps(plan.model_dump(mode="json"))))
     assert list(again.cells()) == list(plan.cells())
     assert list(again.preparations()) == list(plan.preparations())
 
@@ -69,29 +68,29 @@ def test_a_plan_comes_back_from_json(small):
         {"shard_size": 5},
     ],
 )
-def test_every_address_follows_plan_and_content(small, change):
-    assert not set(addresses(small).values()) & set(addresses({**small, **change}).values())
+def test_every_hash_follows_plan_and_content(small, change):
+    assert not set(hashes(small).values()) & set(hashes({**small, **change}).values())
 
 
-def test_only_what_changed_has_a_new_address(small):
-    before = addresses(small)
+def test_only_what_changed_has_a_new_hash(small):
+    before = hashes(small)
     small["metrics"][2]["settings"] = {"draws": 7}
-    after = addresses(small)
+    after = hashes(small)
     assert {k: v for k, v in before.items() if not k[2].startswith("sensitivity_n")}.items() <= after.items()
     assert len(set(before.values()) & set(after.values())) == 16
 
 
 def test_a_new_seed_keeps_the_old_cells(small):
-    before = addresses(small)
-    assert before.items() <= addresses({**small, "seeds": [1, 0, 5]}).items()
+    before = hashes(small)
+    assert before.items() <= hashes({**small, "seeds": [1, 0, 5]}).items()
 
 
-def test_a_new_version_is_a_new_address_and_a_new_label_is_not(small, monkeypatch):
-    before = addresses(small)
+def test_a_new_version_is_a_new_hash_and_a_new_label_is_not(small, monkeypatch):
+    before = hashes(small)
     small["metrics"][0] = {"name": "sparseness", "label": "gini"}
-    assert set(addresses(small).values()) == set(before.values())
+    assert set(hashes(small).values()) == set(before.values())
     monkeypatch.setattr(Sparseness, "version", Sparseness.version + 1)
-    changed = set(before.values()) ^ set(addresses(small).values())
+    changed = set(before.values()) ^ set(hashes(small).values())
     assert changed >= {v for k, v in before.items() if k[2] == "sparseness"}
     assert len(changed) == 2 * 8
 
@@ -118,21 +117,20 @@ def test_shards_cover_every_row_once_and_the_plan_grows_with_the_axes_only(small
         parts = list(plan.parts(plan.tasks[0]))
         assert [row for part in parts for row in range(*part)] == list(range(1003))
     assert sum(1 for _ in many.cells()) == 101 * 12
-    assert len(json.dumps(many.to_json())) < len(json.dumps(few.to_json())) + 10
+    assert len(json.dumps(many.model_dump(mode="json"))) < len(json.dumps(few.model_dump(mode="json"))) + 10
 
 
 def test_code_is_known_by_its_source(code, monkeypatch):
     plan = plan_of(code, allow_code=True)
     assert plan.uncached() == []
     assert "tests.study.user_code" in plan.imports
-    before = addresses(code, True)
+    before = hashes(code, True)
     code["tasks"][0]["settings"] = {"shift": 1.0}
-    assert not set(before.values()) & set(addresses(code, True).values())
+    assert not set(before.values()) & set(hashes(code, True).values())
     del code["tasks"][0]["settings"]
     code["explainers"][0]["settings"] = {"scale": -2.0}
-    assert len(set(before.values()) & set(addresses(code, True).values())) == 1
+    assert len(set(before.values()) & set(hashes(code, True).values())) == 1
     monkeypatch.setattr("veridical.study.resolve.source_digest", lambda module: None)
-    monkeypatch.setattr("veridical.study.loading.source_digest", lambda module: None)
     assert plan_of(code, allow_code=True).uncached() == ["whole", "flipped (scale=-2.0)", "Total"]
 
 

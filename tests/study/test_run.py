@@ -1,8 +1,6 @@
 """Running: the same bytes wherever it is done, nothing twice, and a cell that breaks breaks nothing else."""
 
-import subprocess
-import sys
-from dataclasses import replace
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,9 @@ import torch
 
 import veridical as vd
 from veridical import study as studies
-from veridical.errors import InputError, StudyError
-from veridical.study import worker_state
-from veridical.study.events import Event
-from veridical.study.executors import _Worker
-from veridical.study.folder import Folder
-from veridical.study.plan import read_plan, write_plan
+from veridical.errors import InputError
+from veridical.jobs import Processes
+from veridical.study import worker
 
 HERE = "tests.study.user_code"
 
@@ -33,14 +28,14 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
-class Seen(list[Event]):
-    """A watcher that keeps what it is told."""
+class Seen(list[dict[str, Any]]):
+    """Keeps every line of the log."""
 
-    def __call__(self, event: Event) -> None:
-        self.append(event)
+    def __call__(self, line: dict[str, Any]) -> None:
+        self.append(line)
 
     def jobs(self, what: str) -> list[str]:
-        return [str(event.job) for event in self if event.what == what]
+        return [f"{line['kind']} {line['metric']}" for line in self if line["event"] == what]
 
 
 def test_processes_give_the_bytes_of_one_process(small, tmp_path):
@@ -50,7 +45,7 @@ def test_processes_give_the_bytes_of_one_process(small, tmp_path):
     small["metrics"] = ["sparseness", {"name": "ffid_plus", "settings": {"draws": 4}}, gef]
     one = run(small, tmp_path / "one")
     assert one.status().complete, one.failures[0].traceback
-    two = run(small, tmp_path / "two", executor=studies.LocalProcesses(2))
+    two = run(small, tmp_path / "two", executor="processes")
     assert two.status().complete
     assert content(tmp_path / "one") == content(tmp_path / "two")
     assert len(list((tmp_path / "one" / "prepared").iterdir())) == 2
@@ -74,14 +69,14 @@ def test_scores_are_those_of_the_plain_verbs(small, tmp_path):
 def test_a_second_run_computes_only_what_changed(small, tmp_path):
     run(small, tmp_path)
     seen = Seen()
-    run(small, tmp_path, watchers=[seen])
-    assert [event.what for event in seen] == ["planned", "finished"]
+    run(small, tmp_path, watch=seen)
+    assert [line["event"] for line in seen] == ["planned", "finished"]
     small["metrics"][2]["settings"]["draws"] = 7
     seen = Seen()
-    study = run(small, tmp_path, watchers=[seen])
+    study = run(small, tmp_path, watch=seen)
     # every explanation is there, so only the changed metric is asked
     assert len(seen.jobs("done")) == 8
-    assert all("draws=7" in job for job in seen.jobs("done"))
+    assert set(seen.jobs("done")) == {"score sensitivity_n (draws=7)"}
     assert study.status().stale == 8
     assert study.status().complete
 
@@ -90,7 +85,7 @@ def test_new_labels_compute_nothing_and_reach_the_files(small, tmp_path):
     before = run(small, tmp_path).scores("known/linear", "random", "sparseness")
     small["metrics"][0] = {"name": "sparseness", "label": "gini"}
     seen = Seen()
-    study = run(small, tmp_path, watchers=[seen])
+    study = run(small, tmp_path, watch=seen)
     assert seen.jobs("started") == []
     assert torch.equal(study.scores("known/linear", "random", "gini").values, before.values)
     assert "sparseness" not in set(study.frame()["metric"])
@@ -121,11 +116,10 @@ def test_a_cell_that_raises_is_recorded_and_the_rest_goes_on(code, tmp_path):
     assert failure.name == ("whole", "flipped", "Breaks", 0)
     assert failure.error == "ValueError: it had to be"
     assert "in evaluate" in failure.traceback
-    assert study.sql("select count(*) n from failures where error like '%had to be'")["n"][0] == 2
     with pytest.raises(InputError, match="it had to be"):
         study.scores(explainer="gradient", metric="Breaks")
     seen = Seen()
-    studies.resume(tmp_path, executor="in-process", allow_code=True, watchers=[seen], progress=False)
+    studies.resume(tmp_path, executor="in-process", allow_code=True, watch=seen, progress=False)
     assert len(seen.jobs("failed")) == len(seen.jobs("started")) == 2
 
 
@@ -145,24 +139,9 @@ def test_a_worker_that_dies_is_replaced_and_its_cell_tried_again(code, tmp_path)
     deaths.mkdir()
     code["metrics"].append({"code": f"{HERE}:Dies", "settings": {"folder": str(deaths)}})
     seen = Seen()
-    study = run(code, tmp_path / "s", studies.LocalProcesses(1), allow_code=True, watchers=[seen])
+    study = run(code, tmp_path / "s", Processes(1), allow_code=True, watch=seen)
     assert study.status().complete
     assert len(seen.jobs("lost")) == 1
-
-
-def test_a_cell_that_kills_every_worker_is_a_failure(small, tmp_path):
-    class Fatal(studies.InProcess):
-        def wait(self) -> list[studies.Result]:
-            if self._jobs[0].metric == "sparseness":
-                return [studies.Result(self._jobs.pop(0).address, "lost", error="the worker died")]
-            return super().wait()
-
-    small["tasks"], small["seeds"] = small["tasks"][:1], [0]
-    seen = Seen()
-    study = run(small, tmp_path, executor=Fatal(), watchers=[seen])
-    assert study.status().done == 4
-    assert [f.error for f in study.failures] == ["the worker died, 3 times"] * 2
-    assert len(seen.jobs("lost")) == 6
 
 
 def test_a_study_in_memory(small, tmp_path):
@@ -170,23 +149,20 @@ def test_a_study_in_memory(small, tmp_path):
     study = run(small, url)
     assert study.status().complete
     assert len(study.frame()) == 6 * 2 * (10 + 9)
-    assert study.sql("select count(*) n from scores")["n"][0] == 6 * 2 * (10 + 9)
     local = run(small, tmp_path / "local")
     for name, data in content(tmp_path / "local").items():
-        assert study.folder.read(name) == data
+        assert study.store.read(name) == data
     assert studies.open(url).status() == study.status()
     assert local.status().done == study.status().done
-    with pytest.raises(InputError, match="in-process"):
-        run(small, f"memory://{tmp_path.name}2", executor="processes")
 
 
 def test_code_whose_source_cannot_be_found_is_computed_every_time(code, tmp_path, monkeypatch):
     monkeypatch.setattr("veridical.study.resolve.source_digest", lambda module: None)
     first = run(code, tmp_path, allow_code=True)
-    assert first.plan.uncached() == ["flipped", "Total"]
+    assert first.plan.uncached() == ["whole", "flipped", "Total"]
     seen = Seen()
-    run(code, tmp_path, allow_code=True, watchers=[seen])
-    assert len(seen.jobs("done")) == 2 + 1  # both cells, and the map that is not to be trusted
+    run(code, tmp_path, allow_code=True, watch=seen)
+    assert len(seen.jobs("done")) == 2 + 2  # both cells, and the maps, which are not to be trusted
 
 
 def test_a_task_of_a_bare_function_works(code, tmp_path):
@@ -219,97 +195,50 @@ def test_a_broken_explanation_file_is_made_again(small, tmp_path):
 
 
 def test_a_task_that_changed_under_the_plan_is_refused(small, tmp_path, monkeypatch):
-    class Meddling(studies.InProcess):
-        def start(self, context: studies.Context) -> None:
-            super().start(context)
-            load = worker_state.load_task
+    load = worker.load_task
 
-            def other(choice: Any, **named: Any) -> vd.Task:
-                task = load(choice, **named)
-                return task.with_inputs(task.inputs + 1) if choice.label == "known/linear" else task
+    def other(choice: Any, **named: Any) -> vd.Task:
+        task = load(choice, **named)
+        return task.with_inputs(task.inputs + 1) if choice.label == "known/linear" else task
 
-            monkeypatch.setattr(worker_state, "load_task", other)
-
-    study = run(small, tmp_path, executor=Meddling())
+    monkeypatch.setattr(worker, "load_task", other)
+    study = run(small, tmp_path)
     assert study.status().failed == 12
     assert all("is another here" in failure.error for failure in study.failures)
 
 
-def test_a_worker_that_answers_nonsense_is_lost_and_not_waited_for(small, tmp_path):
-    """As one of another version does, where the package was changed under a running study."""
-    run(small, tmp_path)
-    job = next(read_plan(Folder(tmp_path)).cells())
-    for answer in ('{"odd": 1}', "not JSON", "[]"):
-        words = [
-            sys.executable,
-            "-c",
-            f"import time\nprint('ready')\nprint({answer!r}, flush=True)\ntime.sleep(99)",
-        ]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        executor = studies.LocalProcesses(1)
-        executor._listen(_Worker(process, job))
-        _, result = executor._ended.get(timeout=1)
-        assert (result.address, result.status) == (job.address, "lost")
+@pytest.mark.slow
+def test_a_cell_that_kills_every_worker_is_a_failure(code, tmp_path):
+    deaths = tmp_path / "deaths"
+    deaths.mkdir()
+    code["metrics"].append({"code": f"{HERE}:Dies", "settings": {"folder": str(deaths), "times": 99}})
+    study = run(code, tmp_path / "s", Processes(1), allow_code=True)
+    assert study.status().done == 2
+    said = "WorkerLostError: the worker died with status 7, 3 times"
+    assert [f.error for f in study.failures] == [said] * 2
 
 
-def test_workers_that_die_before_they_begin_do_not_tell_against_a_job(small, tmp_path):
-    class Unlucky(studies.InProcess):
-        deaths = 0
-
-        def wait(self) -> list[studies.Result]:
-            if self.deaths < 5:
-                self.deaths += 1
-                return [studies.Result(self._jobs.pop(0).address, "lost", error="killed", begun=False)]
-            return super().wait()
-
-    assert run(small, tmp_path, executor=Unlucky()).status().complete
-
-
-def test_a_job_of_another_plan_is_refused(small, tmp_path):
-    class Mixing(studies.InProcess):
-        def start(self, context: studies.Context) -> None:
-            folder = Folder(tmp_path)
-            plan = read_plan(folder)
-            other = replace(plan, tasks=(replace(plan.tasks[0], digest="0" * 32), *plan.tasks[1:]))
-            write_plan(other, folder)
-            super().start(replace(context, plan=other.digest))
-            write_plan(plan, folder)
-
-    study = run(small, tmp_path, executor=Mixing())
-    assert study.status().failed == study.status().done == 12
-    assert all("is not of the plan" in failure.error for failure in study.failures)
+def test_a_cell_that_takes_too_long_is_ended_and_nothing_else_waits(small, tmp_path):
+    slow = {"code": f"{HERE}:Slow", "settings": {"seconds": 600.0}}
+    small |= {"metrics": [slow, "sparseness"], "limits": {"seconds": 5.0}, "seeds": [0]}
+    small |= {"tasks": small["tasks"][:1], "explainers": ["gradient"]}
+    began = time.monotonic()
+    made = run(small, tmp_path, "processes", workers=1, allow_code=True)
+    assert time.monotonic() - began < 300
+    assert [failure.error for failure in made.failures] == ["it took longer than 5 s (limits: seconds)"]
+    assert (made.status().done, made.status().failed) == (1, 1)
+    # the bound decides no score: with more time the cell is made, and the other is not made again
+    small |= {"metrics": [{**slow, "settings": {"seconds": 0.01}}, "sparseness"], "limits": {"seconds": 60.0}}
+    with pytest.warns(vd.errors.VeridicalWarning, match="not watched in this process"):
+        assert run(small, tmp_path, allow_code=True).status().complete
 
 
-def test_workers_read_the_plan_of_their_own_run(small, tmp_path):
-    class Overtaken(studies.InProcess):
-        def start(self, context: studies.Context) -> None:
-            folder = Folder(tmp_path)
-            plan = read_plan(folder)
-            own = f"plans/{plan.digest}.json"
-            kept = folder.read(own)
-            write_plan(replace(plan, tasks=(replace(plan.tasks[0], digest="0" * 32),)), folder)
-            folder.write(own, kept)
-            super().start(context)
-            write_plan(plan, folder)
-
-    assert run(small, tmp_path, executor=Overtaken()).status().complete
-
-
-def test_workers_that_never_work_end_the_study(small, tmp_path):
-    class Hopeless(studies.InProcess):
-        def wait(self) -> list[studies.Result]:
-            return [studies.Result(self._jobs.pop(0).address, "lost", error="no such luck")]
-
-    with pytest.raises(StudyError, match="no such luck"):
-        run(small, tmp_path, executor=Hopeless())
-
-
-def test_what_was_registered_in_a_script_stays_in_its_process(small, tmp_path, monkeypatch):
-    context = studies.Context(str(tmp_path), imports=("__main__",))
+def test_what_was_registered_in_a_script_stays_in_its_process(code, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "veridical.study.resolve.inside", lambda part: iter([type("X", (), {"__module__": "__main__"})()])
+    )
     with pytest.raises(InputError, match="script or notebook"):
-        studies.LocalProcesses(1).start(context)
-    with pytest.raises(InputError, match="workers is a whole number from 1"):
-        studies.LocalProcesses(0)
+        run(small, tmp_path, executor="processes")
     with pytest.raises(InputError, match="executor is"):
         run(small, tmp_path, executor="elsewhere")
     with pytest.raises(InputError, match="needs a folder"):
@@ -322,17 +251,48 @@ def test_nothing_to_compute_is_told(small, tmp_path):
         run(small, tmp_path)
 
 
-def test_interrupting_keeps_what_is_finished(small, tmp_path):
-    class Impatient(studies.InProcess):
-        left = 5
+def test_interrupting_keeps_what_is_finished(small, tmp_path, monkeypatch):
+    real, asked = worker.carry_out, []
 
-        def wait(self) -> list[studies.Result]:
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-            return super().wait()
+    def impatient(work: worker.Work) -> worker.Result:
+        asked.append(work)
+        if len(asked) == 5:
+            raise KeyboardInterrupt
+        return real(work)
 
-    study = run(small, tmp_path, executor=Impatient())
+    monkeypatch.setattr(worker, "carry_out", impatient)
+    study = run(small, tmp_path)
     assert 0 < study.status().done < 24
     assert torch.get_num_threads() == 1
+    monkeypatch.undo()
     assert studies.resume(tmp_path, executor="in-process", progress=False).status().complete
+
+
+def test_nothing_is_shown_when_nobody_looks(small, tmp_path, capsys):
+    studies.run(small, tmp_path, executor="in-process")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_log_has_a_line_an_event(small, tmp_path):
+    seen = Seen()
+    study = run(small, tmp_path, watch=seen)
+    assert seen[0]["event"] == "planned"
+    assert seen[0]["left"] == seen[0]["cells"] == 24
+    scored = [line for line in seen if line["event"] == "done" and line["kind"] == "score"]
+    assert [line["left"] for line in scored] == list(range(23, -1, -1))
+    assert seen[-1]["event"] == "finished"
+    assert len(study.timings) == 24 + 6
+    assert study.status().seconds == pytest.approx(sum(line["seconds"] for line in study.timings))
+
+
+def test_a_folder_of_version_0_2_is_refused(small, tmp_path):
+    run(small, tmp_path)
+    (tmp_path / "plan.json").write_text('{"format": 2, "kind": "current plan"}')
+    for again in (
+        lambda: run(small, tmp_path),
+        lambda: studies.resume(tmp_path),
+        lambda: studies.open(tmp_path),
+    ):
+        with pytest.raises(vd.errors.FormatError, match=r"study of veridical 0\.2"):
+            again()
+    assert "0.2" in studies.verify(tmp_path).problems[0]

@@ -8,11 +8,10 @@ import torch
 import veridical as vd
 from tests.study.user_code import ranged
 from veridical import study as studies
-from veridical.study import worker_state as workshop
+from veridical.study import worker
 from veridical.study.estimate import estimate
-from veridical.study.events import Event
-from veridical.study.loading import load_task
-from veridical.study.planning import make_plan
+from veridical.study.plan import make_plan
+from veridical.study.resolve import load_task
 from veridical.study.study_file import read_study
 
 
@@ -35,18 +34,17 @@ def test_memory_does_not_grow_with_the_set(tmp_path, monkeypatch):
         loaded.append(weakref.ref(task.inputs))
         return task
 
-    monkeypatch.setattr(workshop, "load_task", load)
-    monkeypatch.setattr(workshop, "DROPPED_BYTES", 0)
+    monkeypatch.setattr(worker, "load_task", load)
     alive: list[int] = []
 
-    def watch(event: Event) -> None:
+    def watch(line: dict[str, Any]) -> None:
         alive.append(sum(len(rows) for ref in loaded if (rows := ref()) is not None))
 
     most = []
     for samples in (150, 325):
         loaded.clear(), alive.clear()
         study = studies.run(
-            spec(samples), tmp_path / str(samples), executor="in-process", allow_code=True, watchers=[watch]
+            spec(samples), tmp_path / str(samples), executor="in-process", allow_code=True, watch=watch
         )
         assert study.status().complete
         assert len(loaded) == -(-samples // 50)
@@ -75,7 +73,7 @@ def test_an_estimate_knows_cells_evaluations_and_what_is_there(tmp_path):
     # the search for a noise path is a preparation, which every one of the four shards counts as its own
     real -= 4 * study.scores(metric=plan.metrics[2].label).provenance["path"]["rows"]
     assert abs(found.evaluations - real) / real < 0.05
-    there = {job.address for job in plan.cells()}
+    there = {job.hash for job in plan.cells()}
     assert estimate(plan, there, allow_code=True).evaluations == 0
     hurried = estimate(plan, allow_code=True, budget_seconds=0.0)
     assert hurried.measured == 0

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from veridical.errors import InputError
-from veridical.study.grid import expand
-from veridical.study.planning import make_plan
-from veridical.study.study_file import parse_study, read_study
+from veridical.study.plan import make_plan
+from veridical.study.study_file import expand, parse_study, read_study
 
 GOOD = """\
 name: one

@@ -52,7 +52,7 @@ def audit(
     `train` (rows, or rows with labels) lets F-Fidelity fine-tune where masks disturb the model. `effort` sets
     samples, draws and the budget; `samples` and `budget` (rows asked of the model) override it. What is
     finished is kept in `folder`: after Ctrl-C the same call goes on. `executor` (of concurrent.futures, or
-    `veridical.study.ray_pool.RayPool`) spreads the work and gives the same bits. `concepts` are concept
+    `veridical.jobs.RayPool`) spreads the work and gives the same bits. `concepts` are concept
     methods to compare by SURF; by default a few are judged where the head is linear and the task has train
     rows, `concepts=()` judges none.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ from veridical.cli.app import app, out
 
 Workers = Annotated[int, typer.Option("--workers", "-w", help="How many processes.", min=1)]
 ExecutorName = Annotated[
-    str | None, typer.Option("--executor", help="in-process, processes or ray; by the workers if not given.")
+    str | None,
+    typer.Option("--executor", help="in-process, threads, processes or ray; by the workers if not given."),
 ]
 Address = Annotated[
     str | None,
@@ -24,7 +26,6 @@ Address = Annotated[
         "--address", help="Ray cluster, such as host:port or auto; one is started here if not given."
     ),
 ]
-Mlflow = Annotated[str | None, typer.Option("--mlflow", help="MLflow tracking URI to write the study to.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Import what the study names as code: module:attribute.")
 ]
@@ -43,7 +44,6 @@ def run_study(
     workers: Workers = 2,
     executor: ExecutorName = None,
     address: Address = None,
-    mlflow: Mlflow = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would take.")] = False,
     allow_code: AllowCode = False,
     log_json: LogJson = False,
@@ -63,7 +63,7 @@ def run_study(
             executor=_on(executor, address),
             workers=workers,
             allow_code=allow_code,
-            **_told(log_json, mlflow),
+            **_log(log_json),
         )
     )
 
@@ -74,7 +74,6 @@ def resume_study(
     workers: Workers = 2,
     executor: ExecutorName = None,
     address: Address = None,
-    mlflow: Mlflow = None,
     allow_code: AllowCode = False,
     log_json: LogJson = False,
 ) -> None:
@@ -86,7 +85,7 @@ def resume_study(
             executor=_on(executor, address),
             workers=workers,
             allow_code=allow_code,
-            **_told(log_json, mlflow),
+            **_log(log_json),
         )
     )
 
@@ -100,9 +99,7 @@ def study_status(folder: FolderName) -> None:
 @app.command("diff")
 def diff_studies(a: FolderName, b: FolderName) -> None:
     """Compare settings and cells of two studies. Exit status 1 says that a value, flag or cost differs."""
-    from veridical.study.difference import diff
-
-    found = diff(studies.open(a), studies.open(b))
+    found = studies.diff(studies.open(a), studies.open(b))
     for line in found.settings:
         out.print(escape(line), soft_wrap=True)
     table = Table(box=None)
@@ -150,14 +147,15 @@ def export_study(
 
 
 def _estimate(file: Path, folder: str | None, workers: int, allow_code: bool) -> None:
+    from veridical.jobs import Store
+    from veridical.study.cells import CELLS
     from veridical.study.estimate import estimate
-    from veridical.study.folder import CELLS, Folder
-    from veridical.study.planning import make_plan
+    from veridical.study.plan import make_plan
+    from veridical.study.run import default_folder
     from veridical.study.study_file import read_study
-    from veridical.study.verbs import default_folder
 
     plan = make_plan(read_study(file), allow_code)
-    known = Folder(folder or default_folder(file)).names(CELLS)
+    known = Store(folder or default_folder(file)).hashes(CELLS)
     found = estimate(plan, known, allow_code)
     out.print(str(found), soft_wrap=True)
     if workers > 1:
@@ -200,19 +198,13 @@ def _on(executor: str | None, address: str | None) -> Any:
         return executor
     if executor not in (None, "ray"):
         raise typer.BadParameter(f"--address is of a Ray cluster, and --executor is {executor}")
-    from veridical.study.ray_executor import RayExecutor
+    from veridical.jobs import RayPool
 
-    return RayExecutor(address)
+    return RayPool(address)
 
 
-def _told(log_json: bool, mlflow: str | None) -> dict[str, Any]:
-    told: dict[str, Any] = {"watchers": []}
-    if log_json:
-        from veridical.study.logs import JsonLog
-
-        told = {"watchers": [JsonLog()], "progress": False}
-    if mlflow is not None:
-        from veridical.study.tracking import MlflowTracker
-
-        told["watchers"].append(MlflowTracker(mlflow))
-    return told
+def _log(as_json: bool) -> dict[str, Any]:
+    """With `--log-json`, every line of the log on standard error instead of a bar."""
+    if not as_json:
+        return {}
+    return {"watch": lambda line: print(json.dumps(line), file=sys.stderr, flush=True), "progress": False}

@@ -84,7 +84,7 @@ def run(
     executor: Executor | None = None,
     *,
     payload: Callable[[J_], Any] | None = None,
-    started: Callable[[J_], None] | None = None,
+    event: Callable[[str, J_], None] | None = None,
 ) -> Generator[tuple[J_, T | Exception]]:
     """Carry out jobs as soon as what they need is done, and give each with its result as it ends.
 
@@ -99,8 +99,8 @@ def run(
         Of `concurrent.futures`; None works in this process.
     payload
         What is sent of a job, asked when it goes out (the job itself by default).
-    started
-        Called when a job goes out.
+    event
+        Called with "started" when a job goes out, with "lost" when its worker died and it is tried again.
 
     Yields
     ------
@@ -114,7 +114,7 @@ def run(
         Where workers die one after the other.
     """
     pool = _Here() if executor is None else executor
-    made = _Run(pool, work, payload or (lambda job: job), started or (lambda job: None))
+    made = _Run(pool, work, payload or (lambda job: job), event or (lambda what, job: None))
     try:
         yield from made.results(iter(jobs))
     finally:
@@ -129,7 +129,7 @@ class _Run:
     pool: Executor
     work: Callable[[Any], Any]
     payload: Callable[[Any], Any]
-    started: Callable[[Any], None]
+    event: Callable[[str, Any], None]
     running: dict[Future[Any], Any] = field(default_factory=dict)
     ready: deque[Any] = field(default_factory=deque)
     waiting: dict[str, list[Any]] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class _Run:
                 yield from self._place(job)
                 continue
             job = self.ready.popleft()
-            self.started(job)
+            self.event("started", job)
             future = self.pool.submit(self.work, self.payload(job))
             self.running[future] = job
             if future.done():
@@ -212,6 +212,7 @@ class _Run:
         losses = self.losses[job.hash] = self.losses.get(job.hash, 0) + error.begun
         self.lost_in_a_row += 1
         log.warning("%s: %s", job, error)
+        self.event("lost", job)
         if self.lost_in_a_row >= LOST_IN_A_ROW:
             raise StudyError(f"{self.lost_in_a_row} workers in a row have died; the last: {error}") from error
         if losses > RETRIES:

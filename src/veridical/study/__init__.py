@@ -1,20 +1,8 @@
 """Studies: a grid of tasks, explainers, metrics and seeds in a file, each cell computed once."""
 
-from veridical.study.cells import Context, Job, Result
-from veridical.study.executors import Executor, InProcess, LocalProcesses
-from veridical.study.tracking import track
-from veridical.study.verbs import open, resume, run, verify
+from veridical.study.cells import Verification, verify
+from veridical.study.difference import Difference, diff
+from veridical.study.result import Study
+from veridical.study.run import open, resume, run
 
-__all__ = [
-    "Context",
-    "Executor",
-    "InProcess",
-    "Job",
-    "LocalProcesses",
-    "Result",
-    "open",
-    "resume",
-    "run",
-    "track",
-    "verify",
-]
+__all__ = ["Difference", "Study", "Verification", "diff", "open", "resume", "run", "verify"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from veridical.study.plan import PlannedTask
 from veridical.study.result import CellName, Study
 from veridical.values.scores import Scores
 
@@ -62,7 +63,18 @@ class Difference:
 
 
 def diff(a: Study, b: Study) -> Difference:
-    """Compare two studies, cell by cell under the same labels."""
+    """Compare two studies, cell by cell under the same labels.
+
+    Parameters
+    ----------
+    a, b
+        Studies, finished or not.
+
+    Returns
+    -------
+    Difference
+        Settings that differ, as sentences, and every cell of both.
+    """
     names = list(dict.fromkeys([*a, *b]))
     in_a, in_b = set(a), set(b)
     cells = [
@@ -122,7 +134,7 @@ def _settings(a: Study, b: Study) -> Iterator[str]:
 
 
 def _facts(thing: Any) -> dict[str, Any]:
-    if hasattr(thing, "digest"):
+    if isinstance(thing, PlannedTask):
         return {"content": thing.digest, "samples": thing.samples, "rows per chunk": thing.rows}
     return dict(thing.content)
 

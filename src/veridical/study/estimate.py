@@ -15,11 +15,9 @@ from veridical.gef import GEF
 from veridical.gef.noise_path import even_levels
 from veridical.metrics import AnyMetric, ExplainerMetric, Metric
 from veridical.models.cost import Cost
-from veridical.study.loading import load_task
-from veridical.study.plan import PlannedTask, StudyPlan
-from veridical.study.planning import torch_threads
+from veridical.study.plan import PlannedTask, StudyPlan, torch_threads
 from veridical.study.preparations import FINETUNED
-from veridical.study.resolve import make_explainer, make_metric
+from veridical.study.resolve import load_task, make_explainer, make_metric
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -85,16 +83,15 @@ def estimate(
     evaluations = seconds = 0.0
     needed: set[str] = set()
     for group in plan.groups():
-        todo = [job for job in group.scores if not (job.address in there and plan.cached(job))]
+        todo = [job for job in group.scores if not (job.hash in there and plan.cached(job))]
         cells, old = cells + len(group.scores), old + len(group.scores) - len(todo)
         jobs = [*todo, group.explain] if todo and group.explain is not None else todo
         needed.update(need for job in todo for need in job.needs)
         for job in jobs:
-            assert job.explainer is not None
-            price = prices.get((job.task, job.explainer, job.metric or "")) or typical
+            price = prices.get((job.task, job.explainer, job.metric)) or typical
             evaluations += price.evaluations * job.samples
             seconds += price.seconds * job.samples
-    first = sum(job.address in needed for job in plan.preparations())
+    first = sum(job.hash in needed for job in plan.preparations())
     measured = len(found)
     return Estimate(cells, old, round(evaluations), seconds, first, measured, len(prices), len(plan.skipped))
 

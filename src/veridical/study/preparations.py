@@ -1,4 +1,4 @@
-"""What a metric needs estimated once from a whole task: found, made, kept as a file, and handed to shards.
+"""What a metric needs estimated once from a whole task: found, made as a file, and handed to shards.
 
 Two kinds exist: the model that F-Fidelity fine-tunes, which serves every explainer, and GEF's noise path.
 Both lie possibly deep inside a metric (`qge:ffid_plus` wraps one), so the metric's settings are searched.
@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,12 +21,11 @@ from veridical.fidelity.artefact import KIND, Finetuned
 from veridical.gef import GEF
 from veridical.gef.noise_path import NoisePath
 from veridical.metrics import AnyMetric
-from veridical.study.folder import PREPARED, Folder
 from veridical.study.resolve import inside
-from veridical.study.store import PATH_FORMAT, PATH_KIND
 from veridical.values.task import Task
 
-FINETUNED, PATH = KIND, PATH_KIND
+FINETUNED, PATH = KIND, "noise path"
+PATH_FORMAT = 1
 M = TypeVar("M")
 
 
@@ -49,54 +48,51 @@ def _facts(part: Any, seed: int) -> dict[str, Any] | None:
     return None
 
 
-def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, folder: Folder, address: str) -> None:
-    """Make what a metric needs from a whole task that nothing has touched, and keep it under its address."""
+def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, hash: str, scratch: str | None) -> bytes:
+    """Make what a metric needs from a whole task that nothing has touched, as the content of a file.
+
+    In `scratch` a fine-tuning that was killed goes on where it was.
+    """
     if facts["kind"] == PATH:
         for part in inside(metric):
             if isinstance(part, GEF) and _facts(part, facts["seed"]) == facts:
                 part.noise_path(task, Key(facts["seed"]))
         kept = {label: path.to_json() for label, path in vars(task)["_calibrations"].items()}
-        folder.write(f"{PREPARED}/{address}.json", files.pack_json(kept, PATH, PATH_FORMAT, address))
-        return
-    # beside the result, so that a fine-tuning that is killed goes on where it was
-    beside = None if folder.local is None else folder.local / PREPARED / f"{address}.work"
-    work = Path(tempfile.mkdtemp()) if beside is None else beside
+        return files.pack_json(kept, PATH, PATH_FORMAT, hash)
+    work = Path(scratch or _own_folder().name) / f"{hash}.work"
     artefact = finetune(task, beta=facts["beta"], cache=work, progress=False)
-    content = files.pack_tensors(KIND, artefact.tensors, artefact.header, address)
-    folder.write(f"{PREPARED}/{address}.safetensors", content)
+    content = files.pack_tensors(KIND, artefact.tensors, artefact.header, hash)
     shutil.rmtree(work, ignore_errors=True)
+    return content
 
 
-def equipped(metric: M, task: Task, prepared: Mapping[str, Mapping[str, Any]], folder: Folder) -> M:
-    """The metric with what `prepared` (address -> facts) holds for it; noise paths go into the task."""
-    for address, facts in prepared.items():
-        if facts["kind"] == PATH:
-            name = f"{PREPARED}/{address}.json"
-            kept = files.unpack_json(folder.read(name), name, PATH, PATH_FORMAT, address)
-            for label, path in kept.items():
-                _lay(task, label, path)
-        else:
-            artefact = Finetuned(_path(folder, address))
-            files.check_header(artefact.header, artefact.path, address=address)
-            metric = _with_artefact(metric, facts["beta"], artefact)
-    return metric
+def check_preparation(content: bytes, kind: str, source: str, hash: str) -> None:
+    """FormatError where a file is not the preparation of this hash."""
+    if kind == PATH:
+        files.unpack_json(content, source, PATH, PATH_FORMAT, hash)
+    else:
+        files.unpack_tensors(content, KIND, source, hash)
 
 
-def _lay(task: Task, label: str, path: Mapping[str, Any]) -> None:
-    plain: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in path.items()
-    }
-    task.calibrated(label, lambda: NoisePath(**plain))
+def equipped(metric: M, task: Task, hash: str, facts: Mapping[str, Any], source: Path | bytes) -> M:
+    """The metric with what was prepared for it; a noise path goes into the task."""
+    if facts["kind"] == PATH:
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        for label, path in files.unpack_json(content, hash, PATH, PATH_FORMAT, hash).items():
+            plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in path.items()}
+            task.calibrated(label, partial(NoisePath, **plain))
+        return metric
+    artefact = Finetuned(str(_here(source, hash)))
+    files.check_header(artefact.header, artefact.path, address=hash)
+    return _with_artefact(metric, facts["beta"], artefact)
 
 
-def _path(folder: Folder, address: str) -> str:
-    name = f"{PREPARED}/{address}.safetensors"
-    if folder.local is not None:
-        return str(folder.local / name)
-    here = Path(_own_folder().name) / f"{address}.safetensors"
-    if not here.is_file():
-        Folder(here.parent).write(here.name, folder.read(name))
-    return str(here)
+def _here(source: Path | bytes, hash: str) -> Path:
+    """A file of this machine with that content."""
+    if isinstance(source, Path):
+        return source
+    path = Path(_own_folder().name) / f"{hash}.safetensors"
+    return path if path.is_file() else files.write_file(path, source)
 
 
 @cache

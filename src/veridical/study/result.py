@@ -1,8 +1,9 @@
-"""A study one can ask: scores, tables, SQL, failures, and how far it is."""
+"""A study one can ask: scores, tables, failures, and how far it is."""
 
 from __future__ import annotations
 
 import io
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,18 +13,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veridical.errors import FormatError, InputError, unknown_name
 from veridical.gef.joining import joined_scores
-from veridical.study.cells import Job
-from veridical.study.folder import CELLS, FAILURES, Folder
-from veridical.study.plan import read_plan
-from veridical.study.store import place, problem, read_cell, read_failure, read_map
-from veridical.study.tables import COLUMNS, metadata
-from veridical.study.timings import read_timings
+from veridical.jobs import Store
+from veridical.study.cells import (
+    CELLS,
+    COLUMNS,
+    FAILURES,
+    from_parquet,
+    metadata,
+    place,
+    problem,
+    read_failure,
+    read_map,
+)
+from veridical.study.plan import StudyJob, read_plan
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
 from veridical.values.tables import write_table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+LOG = "log"
 
 
 class CellName(NamedTuple):
@@ -77,9 +88,9 @@ class Progress:
 class Study:
     """A study in its folder. It reads what is there when asked, so it also shows one that is running."""
 
-    def __init__(self, folder: str | Path | Folder) -> None:
-        self.folder = folder if isinstance(folder, Folder) else Folder(folder)
-        self.plan = read_plan(self.folder)
+    def __init__(self, folder: str | Path | Store) -> None:
+        self.store = folder if isinstance(folder, Store) else Store(folder)
+        self.plan = read_plan(self.store)
         self._checked: dict[str, bool] = {}
 
     @property
@@ -88,9 +99,9 @@ class Study:
         return self.plan.name
 
     @cached_property
-    def cells(self) -> dict[CellName, list[Job]]:
+    def cells(self) -> dict[CellName, list[StudyJob]]:
         """Every cell of the plan, with its shards."""
-        found: dict[CellName, list[Job]] = {}
+        found: dict[CellName, list[StudyJob]] = {}
         for job in self.plan.cells():
             found.setdefault(name_of(job), []).append(job)
         return found
@@ -124,7 +135,7 @@ class Study:
         if jobs is None:
             raise InputError(f"the study has no cell {cell}: it does not apply, or is called otherwise")
         try:
-            return joined_scores([read_cell(self.folder, job) for job in jobs])
+            return joined_scores([self._scores(job) for job in jobs])
         except FileNotFoundError:
             why = next((f.error for f in self.failures if f.name == cell), "it has not been computed yet")
             raise InputError(f"there are no scores of {cell}: {why}") from None
@@ -132,7 +143,7 @@ class Study:
     def __iter__(self) -> Iterator[CellName]:
         """The names of the cells whose scores are all there."""
         there = set(self._there())
-        return (name for name, jobs in self.cells.items() if all(job.address in there for job in jobs))
+        return (name for name, jobs in self.cells.items() if all(job.hash in there for job in jobs))
 
     def explanation(self, task: str, explainer: str, seed: int = 0, shard: int = 0) -> Explanation:
         """The maps that the cells rest on, where the study keeps them."""
@@ -142,7 +153,7 @@ class Study:
             if job is None or (job.task, job.explainer, job.shard[0]) != (task, explainer, start):
                 continue
             if job.seed == seed or not self.plan.task(task).draws[explainer]:
-                return read_map(self.folder, job.address, job.samples)
+                return read_map(self.store.read(place(job)), job.hash, job.samples)
         raise InputError(f"the study explains no '{task}' with '{explainer}' at seed {seed}, shard {shard}")
 
     # --- tables -------------------------------------------------------------------------------------
@@ -154,8 +165,8 @@ class Study:
         import pyarrow.parquet as pq
 
         parts = []
-        for address in self._there(must_be_sound=True):
-            content = io.BytesIO(self.folder.read(f"{CELLS}/{address}.parquet"))
+        for hash in self._there(must_be_sound=True):
+            content = io.BytesIO(self.store.read(f"{CELLS}/{hash}.parquet"))
             parts.append(pq.read_table(content, columns=list(COLUMNS)).replace_schema_metadata(None))
         if not parts:
             return pd.DataFrame(columns=list(COLUMNS))
@@ -182,46 +193,6 @@ class Study:
                 }
             )
         return pd.DataFrame(rows)
-
-    def sql(self, query: str) -> pd.DataFrame:
-        """Ask in SQL: the tables are `scores` (a row per sample), `cells`, `failures` and `timings`.
-
-        The connection reads the study's folder only, and loads no extensions.
-        """
-        import pandas as pd
-
-        from veridical.study.queries import ask, connect
-
-        jobs = [(job, name) for name, jobs in self.cells.items() for job in jobs]
-        there = set(self._there(must_be_sound=True))
-        failed = {f["address"] for f in self._failed()}
-        seconds = {line["address"]: line["seconds"] for line in self.timings if line["status"] == "done"}
-        cells = [
-            {
-                **name._asdict(),
-                "start": job.shard[0],
-                "stop": job.shard[1],
-                "status": "done" if job.address in there else "failed" if job.address in failed else "to do",
-                "seconds": seconds.get(job.address),
-                "address": job.address,
-            }
-            for job, name in jobs
-        ]
-        text = ("task", "explainer", "metric", "step", "error", "traceback")
-        failures = [{key: f[key] for key in (*text, "seed")} for f in self._failed()]
-        lines = [{k: v for k, v in line.items() if k != "warnings"} for line in self.timings]
-        frames = {
-            "cells": pd.DataFrame(cells),
-            "failures": pd.DataFrame(failures, columns=[*text, "seed"]),
-            "timings": pd.DataFrame(
-                lines, columns=["address", "kind", "status", "seconds", "host", "pid", "at"]
-            ),
-        }
-        connection = connect(self.folder, self._there(), frames)
-        try:
-            return ask(connection, query)
-        finally:
-            connection.close()
 
     def export(self, path: str | Path) -> Path:
         """Write `frame()` as .csv or .parquet. In a CSV, text that a spreadsheet would run is quoted."""
@@ -251,13 +222,20 @@ class Study:
 
     @property
     def timings(self) -> list[dict[str, Any]]:
-        """Seconds, host and process of every job of every run."""
-        return [line for line in read_timings(self.folder) if "address" in line]
+        """Seconds, host and process of every job that ended, in every run."""
+        found = []
+        for name in self.store.files(LOG):
+            for line in self.store.read(f"{LOG}/{name}").decode("utf-8", "replace").splitlines():
+                try:
+                    found.append(json.loads(line))
+                except json.JSONDecodeError:  # a killed run may have left half a line
+                    continue
+        return [line for line in found if "seconds" in line]
 
     def status(self) -> Progress:
         """How far the study is."""
-        planned = Counter(job.address for jobs in self.cells.values() for job in jobs)
-        files = self.folder.names(CELLS)
+        planned = Counter(job.hash for jobs in self.cells.values() for job in jobs)
+        files = self.store.hashes(CELLS)
         done = len(set(self._there()))
         return Progress(
             cells=planned.total(),
@@ -269,39 +247,44 @@ class Study:
             damaged=len(files & set(planned)) - done,
         )
 
+    def _scores(self, job: StudyJob) -> Scores:
+        return from_parquet(
+            self.store.read(place(job)), f"{self.store.url}/{place(job)}", job.hash, job.samples
+        )
+
     def settings(self, name: tuple[str, str, str, int]) -> dict[str, Any]:
         """Everything that decided a cell, as it was written down with it."""
         job = self.cells[CellName(*name)][0]
-        content = self.folder.read(place(job))
-        settings: dict[str, Any] = metadata(content, place(job), job.address)["settings"]
+        content = self.store.read(place(job))
+        settings: dict[str, Any] = metadata(content, place(job), job.hash)["settings"]
         return settings
 
     def __repr__(self) -> str:
-        return f"Study '{self.name}' in {self.folder.url}: {self.status()}"
+        return f"Study '{self.name}' in {self.store.url}: {self.status()}"
 
     # --- inside -------------------------------------------------------------------------------------
 
     def _there(self, must_be_sound: bool = False) -> list[str]:
-        """The addresses of cells that are there and sound.
+        """The hashes of cells that are there and sound.
 
         Each file is looked at once, but anew before its scores are read: it may have changed.
         """
-        there = self.folder.names(CELLS)
+        there = self.store.hashes(CELLS)
         found = []
-        for job in (job for jobs in self.cells.values() for job in jobs if job.address in there):
-            if must_be_sound or not self._checked.get(job.address):
-                wrong = problem(self.folder, job)
-                self._checked[job.address] = wrong is None
+        for job in (job for jobs in self.cells.values() for job in jobs if job.hash in there):
+            if must_be_sound or not self._checked.get(job.hash):
+                wrong = problem(self.store, job)
+                self._checked[job.hash] = wrong is None
                 if wrong is not None and must_be_sound:
-                    raise FormatError(f"{wrong}; veridical resume {self.folder.url} makes it again")
-            if self._checked[job.address]:
-                found.append(job.address)
+                    raise FormatError(f"{wrong}; veridical resume {self.store.url} makes it again")
+            if self._checked[job.hash]:
+                found.append(job.hash)
         return found
 
     def _failed(self) -> list[dict[str, Any]]:
-        names = self.folder.names(FAILURES) - self.folder.names(CELLS)
-        planned = [job for jobs in self.cells.values() for job in jobs if job.address in names]
-        return [read_failure(self.folder, job) for job in planned]
+        names = self.store.hashes(FAILURES) - self.store.hashes(CELLS)
+        planned = [job for jobs in self.cells.values() for job in jobs if job.hash in names]
+        return [read_failure(self.store, job) for job in planned]
 
     def _only(self, kind: str, labels: list[str], given: str | None) -> str:
         if given is None:
@@ -313,8 +296,6 @@ class Study:
         return given
 
 
-def name_of(job: Job) -> CellName:
+def name_of(job: StudyJob) -> CellName:
     """What the cell of a job is called."""
-    assert job.explainer is not None
-    assert job.metric is not None
     return CellName(job.task, job.explainer, job.metric, job.seed)

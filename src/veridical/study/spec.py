@@ -44,16 +44,13 @@ class Resources(Strict):
 
 
 class Limits(Strict):
-    """What one cell, map or preparation may take; one that takes more is recorded as failed."""
+    """What one cell, map or preparation may take; one that takes more is recorded as failed.
+
+    Workers in other processes are watched; in this process nothing can end a cell.
+    """
 
     seconds: Annotated[float, Field(gt=0, le=LARGE)] | None = None
     """Seconds; None sets no limit."""
-    memory_mib: Positive | None = None
-    """Memory in MiB; None sets no limit."""
-
-    def given(self) -> dict[str, float]:
-        """Only what was said."""
-        return self.model_dump(exclude_none=True)
 
 
 class Entry(Strict):

@@ -1,19 +1,22 @@
-"""Reading a study file: YAML as plain data, and errors that name the line they are about."""
+"""Reading a study file: YAML as plain data, errors that name their line, and every point of its grid."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from veridical.core import files
 from veridical.core.files import check_limit, limit
 from veridical.errors import InputError
-from veridical.study.spec import StudySpec
+from veridical.study.spec import Entry, Strict, StudySpec, TaskEntry
 
 Place = Sequence[str | int]
 
@@ -170,3 +173,82 @@ def _dumped(data: Mapping[str, Any]) -> str:
         return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
     except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"a study is plain data: texts, numbers, lists, mappings ({error})") from error
+
+
+# --- the grid ---------------------------------------------------------------------------------------------
+
+
+class Choice(Strict):
+    """One explainer, metric or task with all its settings; `place` says where the file asks for it."""
+
+    label: str
+    name: str | None = None
+    code: str | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+    resources: dict[str, float] = Field(default_factory=dict)
+    samples: int | None = None
+    seed: int = 0
+    fill: str | float | None = None
+    files: dict[str, Any] = Field(default_factory=dict)
+    place: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All choices of a study, axis by axis; their product is never written out."""
+
+    tasks: tuple[Choice, ...]
+    explainers: tuple[Choice, ...]
+    metrics: tuple[Choice, ...]
+    seeds: tuple[int, ...]
+
+
+def expand(file: StudyFile) -> Grid:
+    """Every point of every entry's grid, under labels that differ."""
+    spec = file.spec
+    axes = {axis: _choices(file, axis, getattr(spec, axis)) for axis in ("tasks", "explainers", "metrics")}
+    check_limit("cells", math.prod(map(len, axes.values())) * len(spec.seeds), file.source)
+    return Grid(**axes, seeds=tuple(spec.seeds))
+
+
+def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choice, ...]:
+    found: dict[str, Choice] = {}
+    points = sum(math.prod(map(len, entry.grid.values())) for entry in entries)
+    check_limit("grid_points", points, f"{file.source}: {axis}")
+    for number, entry in enumerate(entries):
+        for point in _points(entry.grid):
+            settings = {**entry.settings, **point}
+            label = _label(entry, settings if entry.label is None else point)
+            if label in found:
+                raise file.error((axis, number), f"'{label}' is there already; give one of them a label")
+            found[label] = Choice(
+                label=label,
+                name=entry.name,
+                code=entry.code,
+                settings=settings,
+                resources={**file.spec.resources.given(), **entry.resources.given()},
+                place=(axis, number),
+                **_of_task(entry, file.spec),
+            )
+    return tuple(found.values())
+
+
+def _of_task(entry: Entry, spec: StudySpec) -> dict[str, Any]:
+    if not isinstance(entry, TaskEntry):
+        return {}
+    samples = entry.samples or spec.samples
+    return {"samples": samples, "seed": entry.seed, "fill": entry.fill, "files": entry.files}
+
+
+def _points(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _label(entry: Entry, shown: Mapping[str, Any]) -> str:
+    base = entry.label or (entry.origin if entry.code is None else entry.code.partition(":")[2])
+    said = ", ".join(f"{key}={_short(value)}" for key, value in shown.items())
+    return f"{base} ({said})" if shown else base
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))

@@ -1,39 +1,196 @@
-"""A worker process: jobs come in on standard input, results go out on standard output, a line each."""
+"""Carrying out a job, on whatever worker: the same bits wherever and whenever it is done.
+
+Every job works on a task derived anew from the loaded one, so that what an earlier job left in a task's cache
+changes neither a value nor a count; threads and chunk plan are the study's.
+"""
 
 from __future__ import annotations
 
-import json
+import gc
 import os
-import queue
-import sys
-import threading
+import socket
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from veridical.study.cells import Context, Job
-from veridical.study.worker_state import Workshop
+from veridical.core.key import Key
+from veridical.errors import FormatError, InputError, VeridicalError
+from veridical.metrics import ExplainerMetric, Metric
+from veridical.models.cost import Cost
+from veridical.study.cells import map_bytes, read_map, to_parquet
+from veridical.study.plan import PlannedTask, PlannedThing, StudyJob, torch_threads
+from veridical.study.preparations import equipped, prepare
+from veridical.study.resolve import identify_task, load_task, make_explainer, make_metric
+from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 
-
-def main() -> None:
-    """Serve until the process that started this one is gone."""
-    # what a user's model prints must not end up between the results
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            jobs.put(Job.from_json(json.loads(line)))
-        # the pipe has closed: the runner is gone, and so is whoever would want the result
-        os._exit(0)
-
-    threading.Thread(target=listen, daemon=True).start()
-    workshop = Workshop(Context.from_json(json.loads(sys.argv[1])))
-    answers.write("ready\n")
-    answers.flush()
-    while True:
-        result = workshop.carry_out(jobs.get())
-        answers.write(json.dumps(result.to_json()) + "\n")
-        answers.flush()
+KEPT_TASKS = 2
+_tasks: dict[tuple[Any, ...], Task] = {}
+"""The tasks this process loaded last, by content digest and how they run; `forget` empties it."""
 
 
-if __name__ == "__main__":
-    main()
+@dataclass(frozen=True)
+class Work:
+    """A job with all that a worker needs for it: what its task, explainer and metric are, and files.
+
+    `files` are the results of the jobs that it needs, by hash: as paths, or as bytes for workers elsewhere.
+    A `task` that is given need not be loaded.
+    """
+
+    job: StudyJob
+    planned: PlannedTask
+    explainer: PlannedThing | None
+    metric: PlannedThing | None
+    prepared: Mapping[str, Mapping[str, Any]]
+    """What is prepared under which hash."""
+    settings: Mapping[str, Any]
+    files: Mapping[str, Path | bytes]
+    threads: int
+    device: str | None
+    allow_code: bool
+    imports: tuple[str, ...]
+    scratch: str | None = None
+    task: Task | None = None
+
+    @property
+    def resources(self) -> Mapping[str, float]:
+        """What it asks of a cluster; by default a CPU for every thread."""
+        return {**({"cpus": self.threads} if self.threads > 1 else {}), **self.job.resources}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The file that a job makes, with its name's ending, and what it took."""
+
+    content: bytes = field(repr=False)
+    cost: Cost
+    seconds: float
+    host: str
+    pid: int
+    warnings: tuple[str, ...] = ()
+    more: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Maps that had to be made again on the way, by hash."""
+
+
+class FailedJobError(VeridicalError):
+    """What a job raised, as text: an exception of a user's own may not travel."""
+
+    def __init__(self, error: str, trace: str = "", seconds: float = 0.0) -> None:
+        super().__init__(error, trace, seconds)
+        self.trace, self.seconds = trace, seconds
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def carry_out(work: Work) -> Result:
+    """Do a job; what goes wrong is raised as `FailedJobError`."""
+    made: dict[str, bytes] = {}
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught, torch_threads(work.threads):
+        warnings.simplefilter("always")
+        try:
+            for module in work.imports:
+                import_module(module)
+            content, cost = KINDS[work.job.kind](work, made)
+        except Exception as problem:
+            seconds, error = time.perf_counter() - began, f"{type(problem).__name__}: {problem}"
+            raise FailedJobError(error, traceback.format_exc(), seconds) from None
+    said = tuple(dict.fromkeys(str(warning.message) for warning in caught))
+    seconds = time.perf_counter() - began
+    return Result(content, cost, seconds, socket.gethostname(), os.getpid(), said, made)
+
+
+def forget() -> None:
+    """Let go of the tasks that were loaded here."""
+    _tasks.clear()
+
+
+def _prepare(work: Work, _: dict[str, bytes]) -> tuple[bytes, Cost]:
+    task, metric = _task(work), work.metric
+    assert metric is not None
+    before = task.predictor.meter.cost
+    made = make_metric(metric.choice, work.allow_code)
+    content = prepare(work.job.facts, made, task, work.job.hash, work.scratch)
+    return content, task.predictor.meter.cost - before
+
+
+def _explain(work: Work, _: dict[str, bytes]) -> tuple[bytes, Cost]:
+    explanation = _explained(work, work.job.seed)
+    return map_bytes(explanation, work.job.hash), explanation.cost
+
+
+def _score(work: Work, made: dict[str, bytes]) -> tuple[bytes, Cost]:
+    job = work.job
+    assert work.metric is not None
+    assert work.explainer is not None
+    task = _task(work)
+    metric = make_metric(work.metric.choice, work.allow_code)
+    plain = metric.to_json()
+    for hash, facts in work.prepared.items():
+        metric = equipped(metric, task, hash, facts, work.files[hash])
+    if isinstance(metric, ExplainerMetric):
+        scores = metric(task, make_explainer(work.explainer.choice, work.allow_code), Key(job.seed))
+    elif isinstance(metric, Metric):
+        scores = metric(task, _map(work, made), Key(job.seed))
+    else:
+        raise InputError(f"'{metric.name}' judges neither maps nor methods")
+    # the file a fine-tuned model lies in is this machine's affair
+    scores = replace(scores, provenance={**scores.provenance, "metric": plain})
+    labels = {"task": job.task, "explainer": job.explainer, "metric": job.metric, "seed": job.seed}
+    return to_parquet(scores, labels, work.settings, job.hash), scores.cost
+
+
+KINDS = {"prepare": _prepare, "explain": _explain, "score": _score}
+
+
+def _map(work: Work, made: dict[str, bytes]) -> Explanation:
+    """The explanation a cell rests on; made again if it is gone, as another run may have dropped it."""
+    hash = work.job.needs[-1]
+    try:
+        return read_map(work.files[hash], hash, work.job.samples)
+    except (FormatError, FileNotFoundError, KeyError):
+        seed = work.job.seed if work.planned.draws[work.job.explainer] else 0
+        explanation = _explained(work, seed)
+        made[hash] = map_bytes(explanation, hash)
+        return explanation
+
+
+def _explained(work: Work, seed: int) -> Explanation:
+    assert work.explainer is not None
+    return make_explainer(work.explainer.choice, work.allow_code)(_task(work), Key(seed))
+
+
+def _task(work: Work) -> Task:
+    """The rows of a job, as a task that nothing has touched."""
+    planned, job = work.planned, work.job
+    shard = job.shard if planned.ranged else None
+    key = (planned.digest, planned.label, shard, planned.rows, work.threads, work.device)
+    if key not in _tasks:
+        while len(_tasks) >= KEPT_TASKS:
+            _tasks.pop(next(iter(_tasks)))
+            gc.collect()  # a task points at itself
+        _tasks[key] = _checked(work, shard)
+    rows = slice(job.samples) if planned.ranged else slice(*job.shard)
+    # its answers to masks are its own, or what a job costs would depend on which jobs came before it
+    return _tasks[key][rows].changed(calibrated_alike=True, mask_answers={})
+
+
+def _checked(work: Work, shard: tuple[int, int] | None) -> Task:
+    planned, rows = work.planned, work.planned.samples if shard is None else shard[1] - shard[0]
+    task = work.task
+    if task is None:
+        how = {"threads": work.threads, "device": work.device, "allow_code": work.allow_code}
+        task = load_task(planned.choice, rows=planned.rows, shard=shard, **how)  # type: ignore[arg-type]
+    same = shard is not None or identify_task(task, planned.choice)[0] == planned.digest
+    if len(task) != rows or not same:
+        raise InputError(
+            f"the task '{planned.label}' is another here than when the study was planned ({len(task)} rows, "
+            f"{rows} expected): its data, model or code has changed; run the study again"
+        )
+    return task
