@@ -75,9 +75,7 @@ NEEDED: dict[type, dict[str, Any]] = {
 
 def test_there_are_many_of_them() -> None:
     assert len(FIELDS) > 200
-    assert {"GEF.levels", "Lime.ridge", "Road.shares", "Plan.rows"} <= {
-        field.id for field in FIELDS
-    }
+    assert {"GEF.levels", "Lime.ridge", "Road.shares", "Plan.rows"} <= {field.id for field in FIELDS}
 
 
 @pytest.mark.parametrize(("cls", "name", "declared"), FIELDS)
