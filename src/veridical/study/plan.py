@@ -23,7 +23,7 @@ from veridical.jobs import Job, Store, content_hash
 from veridical.metrics import AnyMetric, Metric
 from veridical.study.preparations import preparations
 from veridical.study.resolve import identify, identify_task, is_ranged, load_task, make_explainer, make_metric
-from veridical.study.spec import Strict
+from veridical.study.spec import Frozen
 from veridical.study.study_file import Choice, StudyFile, expand
 from veridical.values.task import Task
 
@@ -61,7 +61,7 @@ class StudyJob(Job):
         return f"{self.kind} {name}, rows {self.shard[0]} to {self.shard[1]}"
 
 
-class PlannedTask(Strict):
+class PlannedTask(Frozen):
     """A task with the digest of its content, and which explainers draw on it at random."""
 
     choice: Choice
@@ -77,7 +77,7 @@ class PlannedTask(Strict):
         return self.choice.label
 
 
-class PlannedThing(Strict):
+class PlannedThing(Frozen):
     """An explainer or metric with what its hash says; `prepares`: seed by seed, what it needs first."""
 
     choice: Choice
@@ -103,7 +103,7 @@ class Group:
     scores: tuple[StudyJob, ...]
 
 
-class StudyPlan(Strict):
+class StudyPlan(Frozen):
     """Every axis of a study, resolved."""
 
     name: str

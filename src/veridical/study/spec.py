@@ -22,10 +22,14 @@ def _bounded_threads(count: int) -> int:
     return count
 
 
-class Strict(BaseModel):
-    """Unknown keys are mistakes; a spec is never changed."""
+class Frozen(BaseModel):
+    """Unknown keys are mistakes, and nothing is ever changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Strict(Frozen):
+    """A part of a study file."""
 
 
 class Resources(Strict):

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from veridical.core import files
 from veridical.core.files import check_limit, limit
 from veridical.errors import InputError
-from veridical.study.spec import Entry, Strict, StudySpec, TaskEntry
+from veridical.study.spec import Entry, Frozen, StudySpec, TaskEntry
 
 Place = Sequence[str | int]
 
@@ -178,7 +178,7 @@ def _dumped(data: Mapping[str, Any]) -> str:
 # --- the grid ---------------------------------------------------------------------------------------------
 
 
-class Choice(Strict):
+class Choice(Frozen):
     """One explainer, metric or task with all its settings; `place` says where the file asks for it."""
 
     label: str
