@@ -83,7 +83,7 @@ def test_stored_files_are_private(tmp_path: Path) -> None:
     study = {"tasks": ["known/linear"], "samples": 3, "explainers": ["random"], "metrics": ["sparseness"]}
     vd.study.run(study, tmp_path / "study", executor="in-process", progress=False)
     kept = [path for path in (tmp_path / "study").rglob("*") if path.is_file()]
-    assert {path.parent.name for path in kept} >= {"study", "plans", "cells", "explanations", "timings"}
+    assert {path.parent.name for path in kept} >= {"study", "cells", "explanations", "log"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
 
 

@@ -20,11 +20,16 @@ from veridical.errors import InputError
 from veridical.jobs.ray import RayPool
 from veridical.jobs.run import WorkerLostError
 
+TOO_LARGE = 77
+"""The status of a process that ended since it held too much memory."""
 NAMES = ("in-process", "threads", "processes", "ray")
 
 
 def as_executor(
-    executor: str | Executor | None, workers: int, seconds: float | None = None
+    executor: str | Executor | None,
+    workers: int,
+    seconds: float | None = None,
+    memory_mib: int | None = None,
 ) -> Executor | None:
     """Accept an executor or its name; None is this process.
 
@@ -35,8 +40,8 @@ def as_executor(
         `concurrent.futures`.
     workers
         How many threads, processes or CPUs of a cluster of this machine.
-    seconds
-        After how many seconds a job in another process is ended.
+    seconds, memory_mib
+        After how many seconds, and with how much memory, a job in another process is ended.
     """
     if executor is None:
         executor = "in-process" if workers == 1 else "processes"
@@ -45,7 +50,7 @@ def as_executor(
     if executor == "threads":
         return ThreadPoolExecutor(workers)
     if executor == "processes":
-        return Processes(workers, seconds)
+        return Processes(workers, seconds, memory_mib)
     if executor == "ray":
         return RayPool(num_cpus=workers, seconds=seconds)
     raise InputError(f"executor is {', '.join(map(repr, NAMES))} or an Executor, got {executor!r}")
@@ -63,12 +68,15 @@ class Processes(Executor):
         How many.
     seconds
         A call that takes longer raises `TimeoutError`, and its process is ended; None sets no limit.
+    memory_mib
+        A call whose process holds more raises `MemoryError`; None sets no limit, nor is there one where
+        /proc is missing.
     """
 
-    def __init__(self, workers: int = 2, seconds: float | None = None) -> None:
+    def __init__(self, workers: int = 2, seconds: float | None = None, memory_mib: int | None = None) -> None:
         if not isinstance(workers, int) or workers < 1:
             raise InputError(f"workers is a whole number from 1, got {workers!r}")
-        self.slots, self.seconds = workers, seconds
+        self.slots, self.seconds, self.memory_mib = workers, seconds, memory_mib
         self._lock = threading.RLock()
         self._calls: deque[tuple[Future[Any], bytes]] = deque()
         self._workers: list[_Worker] = []
@@ -103,7 +111,7 @@ class Processes(Executor):
                 inner.add_done_callback(partial(self._ended, worker, future, timer))
 
     def _add(self) -> None:
-        worker = _Worker()
+        worker = _Worker(self.memory_mib)
         self._workers.append(worker)
         self._idle.append(worker)
 
@@ -123,6 +131,9 @@ class Processes(Executor):
             future.set_result(inner.result())
         elif worker.overdue:
             future.set_exception(TimeoutError(f"it took longer than {self.seconds:g} s (limits: seconds)"))
+        elif isinstance(error, BrokenExecutor) and worker.status == TOO_LARGE:
+            said = f"its process held more than {self.memory_mib} MiB (limits: memory_mib)"
+            future.set_exception(MemoryError(said))
         elif isinstance(error, BrokenExecutor):
             begun = worker.ready.done() and worker.ready.exception() is None
             future.set_exception(WorkerLostError(f"the worker died with status {worker.status}", begun))
@@ -145,9 +156,9 @@ class Processes(Executor):
 class _Worker:
     """One process: a pool of its own, so that its death is nobody else's."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_mib: int | None) -> None:
         self._context = _Context()
-        self.pool = ProcessPoolExecutor(1, self._context, initializer=_begin)
+        self.pool = ProcessPoolExecutor(1, self._context, initializer=_begin, initargs=(memory_mib,))
         self.ready = self.pool.submit(os.getpid)
         """Done once the process works; until then it imports."""
         self.overdue = False
@@ -217,7 +228,7 @@ def _called(call: bytes) -> Any:
     return fn(*args, **named)
 
 
-def _begin() -> None:
+def _begin(memory_mib: int | None) -> None:
     """In a new process: leave Ctrl-C and standard output to the one that began it, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
@@ -225,7 +236,19 @@ def _begin() -> None:
     def watch() -> None:
         parent = parent_process()
         assert parent is not None
-        parent.join()
+        while parent.is_alive():
+            parent.join(None if memory_mib is None else 0.1)
+            if memory_mib is not None and _held_mib() > memory_mib:
+                os._exit(TOO_LARGE)
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _held_mib() -> float:
+    """Memory that this process holds now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -120,6 +120,7 @@ class StudyPlan(Frozen):
     skipped: tuple[dict[str, str], ...] = ()
     resources: dict[str, float] = Field(default_factory=dict)
     seconds: float | None = None
+    memory_mib: int | None = None
 
     # --- jobs ---------------------------------------------------------------------------------------
 
@@ -373,6 +374,7 @@ def make_plan(file: StudyFile, allow_code: bool = False) -> StudyPlan:
         skipped=tuple(skipped),
         resources=spec.resources.given(),
         seconds=spec.limits.seconds,
+        memory_mib=spec.limits.memory_mib,
     )
 
 

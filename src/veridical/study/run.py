@@ -147,13 +147,13 @@ def _computed(
     watch: Watch | None,
     progress: bool | None,
 ) -> Study:
-    pool = as_executor(executor, workers, plan.seconds)
+    pool = as_executor(executor, workers, plan.seconds, plan.memory_mib)
     if pool is not None and "__main__" in plan.imports:
         raise InputError(
             "an explainer or metric of this study is defined in the script or notebook itself, which "
             "other processes do not run; move it to a module, or use executor='in-process'"
         )
-    if pool is None and plan.seconds is not None:
+    if pool is None and (plan.seconds, plan.memory_mib) != (None, None):
         warnings.warn("limits are not watched in this process; use workers", VeridicalWarning, stacklevel=3)
     try:
         refuse_old(store)
@@ -359,7 +359,7 @@ class _Run:
         trace = cause.trace if isinstance(cause, FailedJobError) else ""
         told = (
             str(cause)
-            if isinstance(cause, FailedJobError | TimeoutError)
+            if isinstance(cause, FailedJobError | TimeoutError | MemoryError)
             else f"{type(cause).__name__}: {cause}"
         )
         if job.kind == "score":

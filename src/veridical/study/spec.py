@@ -55,6 +55,8 @@ class Limits(Strict):
 
     seconds: Annotated[float, Field(gt=0, le=LARGE)] | None = None
     """Seconds; None sets no limit."""
+    memory_mib: Positive | None = None
+    """Memory in MiB of a worker process; None sets no limit."""
 
 
 class Entry(Strict):
