@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import veridical.cli  # noqa: F401 (adds all commands)
-from tests.data_loading.test_huggingface import (  # noqa: F401 (fixtures)
+from tests.data_tests.test_huggingface import (  # noqa: F401 (fixtures)
     DECISIVE,
     random_bert,
     reviews,

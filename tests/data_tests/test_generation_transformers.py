@@ -1,4 +1,4 @@
-"""Language models of transformers: Llama and GPT-2 of random weights, folders, chats, and SmolLM2."""
+"""Prompts with models and tokenizers of transformers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Hugging Face classifiers on a user's files: folders the tests make, random and really trained."""
+"""Classifiers in Hugging Face's layout, from folders the tests make, random and really trained."""
+
+from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -10,7 +13,7 @@ from PIL import Image
 
 import veridical as vd
 from veridical.data import load_task
-from veridical.errors import FormatError, InputError, MissingExtraError, VeridicalWarning
+from veridical.errors import FormatError, InputError, MissingExtraError, NotApplicableError, VeridicalWarning
 
 pytestmark = pytest.mark.extras
 
@@ -355,3 +358,97 @@ def test_mistakes_with_images_are_told(trained_vit, halves):
     (halves / "left" / "odd.png").write_text("no image")
     with pytest.raises(FormatError, match=r"odd\.png is not an image"):
         load_task(trained_vit, halves)
+
+
+# --- by from_huggingface ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def text_folder(trained_bert, tmp_path):
+    """A copy of the trained classifier."""
+    return shutil.copytree(trained_bert, tmp_path / "text")
+
+
+TEXTS = ["the good film", "a bad plot", "good", "the plot the film bad"]
+
+
+def test_a_text_classifier_from_a_folder(text_folder, transformers):
+    task = vd.tasks.from_huggingface(
+        text_folder, TEXTS, labels=["positive", "negative", "positive", "negative"]
+    )
+    assert task.name == "text"
+    assert task.labels.tolist() == [1, 0, 1, 0]
+    assert torch.equal(task.predictions, task.labels)
+    # special tokens and padding are no features
+    assert task.space.valid.sum(1).tolist() == [3, 3, 1, 5]
+    assert task.space.feature_name(1, 0) == "the"
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(text_folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(text_folder)
+    with torch.no_grad():
+        for row, text in enumerate(TEXTS):
+            alone = model(**tokenizer(text, return_tensors="pt")).logits[0]
+            assert torch.allclose(task.outputs[row], alone, atol=1e-5)
+
+
+def test_a_removed_token_is_not_attended_to(random_bert, transformers):
+    task = vd.tasks.from_huggingface(random_bert, ["the good film"])
+    tokens = task.inputs.clone()
+    tokens[0, 2] = 0
+    with torch.no_grad():
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(random_bert)
+        expected = model(input_ids=tokens, attention_mask=(tokens != 0).long()).logits
+        assert torch.allclose(task.model(tokens), expected, atol=1e-6)
+        assert not torch.allclose(task.model(tokens), model(input_ids=tokens).logits, rtol=0, atol=1e-5)
+
+
+def test_several_labels_at_once(random_bert, tmp_path):
+    folder = shutil.copytree(random_bert, tmp_path / "several")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "problem_type": "multi_label_classification"}))
+    assert vd.tasks.from_huggingface(folder, TEXTS).head == "multilabel"
+
+
+def test_an_image_classifier_from_a_folder(tmp_path, transformers):
+    folder, photos = tmp_path / "vit", tmp_path / "photos"
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=16,
+        patch_size=8,
+        id2label={0: "dark", 1: "light"},
+        label2id={"dark": 0, "light": 1},
+    )
+    torch.manual_seed(0)
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(
+        '{"size": {"height": 16, "width": 16}, "image_mean": [0.5, 0.5, 0.5], '
+        '"image_std": [0.25, 0.25, 0.25]}'
+    )
+    for name, level in (("dark", 0), ("light", 255)):
+        (photos / name).mkdir(parents=True)
+        Image.new("RGB", (20, 20), (level,) * 3).save(photos / name / "one.png")
+    task = vd.tasks.from_huggingface(folder, photos)
+    assert task.inputs.shape == (2, 3, 16, 16)
+    assert task.labels.tolist() == [0, 1]
+    assert np.allclose(task.inputs[:, 0, 0, 0].tolist(), [-2, 2])
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder)
+    with torch.no_grad():
+        assert torch.allclose(model(pixel_values=task.inputs).logits, task.outputs, atol=1e-5)
+    ready = vd.tasks.from_huggingface(folder, torch.zeros(3, 3, 16, 16))
+    assert len(ready) == 3
+
+
+def test_mistakes_are_told(text_folder, tmp_path, transformers):
+    with pytest.raises(InputError, match="there is no folder"):
+        vd.tasks.from_huggingface(tmp_path / "none", TEXTS)
+    with pytest.raises(InputError, match="takes inputs="):
+        vd.tasks.from_huggingface(text_folder, "one text")
+    with pytest.raises(InputError, match="'odd'"):
+        vd.tasks.from_huggingface(text_folder, TEXTS, labels=["odd"] * 4)
+    bert_config = transformers.BertConfig(vocab_size=11, hidden_size=16, num_attention_heads=2)
+    bert_config.architectures = ["BertForMaskedLM"]
+    bert_config.save_pretrained(tmp_path / "masked")
+    with pytest.raises(NotApplicableError, match="BertForMaskedLM"):
+        vd.tasks.from_huggingface(tmp_path / "masked", TEXTS)

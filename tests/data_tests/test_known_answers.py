@@ -1,4 +1,6 @@
-"""Known answers: the truth is the truth, winners find it, losers do not."""
+"""Tasks with a known answer are what they say, and their winners win."""
+
+from __future__ import annotations
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Several inputs explained jointly: their features stand in one map, and come apart again."""
+"""Several inputs explained jointly."""
 
 from __future__ import annotations
 

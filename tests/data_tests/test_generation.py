@@ -1,16 +1,21 @@
-"""Prompts and answers as a task: units, what is off, what is explained, and what is refused."""
+"""Prompts and answers of a causal language model as a task."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import veridical as vd
-from tests.reference.small_lm import KeepingLM, Words, small_lm
+from tests.reference.small_lm import KeepingLM, SmallLM, Words, small_lm
 from veridical.errors import InputError, NotApplicableError
 from veridical.gef.agreement import agreement
 from veridical.meta.prediction_agreement import held
+from veridical.models.prompts import PromptModel
+from veridical.perturb.fills import Token
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Given
 
 PROMPTS = [
     "Ann has a cat. Bob has a dog. It rains today.",
@@ -304,3 +309,181 @@ def test_nothing_is_left_for_an_answer_to_follow():
     assert vd.data.prompt_checks(alone).compared.startswith("only off='fill' works here")
     with pytest.raises(InputError, match="nothing"):
         made().with_off("nothing")
+
+
+# --- gates of tokens are the ordinary token task --------------------------------------------------------
+
+TOKEN_TEXTS = ["Ann has a cat", "Bob has a dog", "It rains today Bob", "Tom likes a cake"]
+TOKEN_WORDS = Words(*TOKEN_TEXTS)
+PLACES = 4
+
+
+class TokenTask(nn.Module):
+    """Token ids in, the two columns of a generation out: what the gates are compared with."""
+
+    def __init__(self, gated: PromptModel) -> None:
+        super().__init__()
+        self.model = gated.model
+        self.has_foil, self.one_pass = True, True
+        self.dear = True
+
+    def forward(self, tokens: Tensor, **side: Tensor) -> Tensor:
+        logits = self.model(tokens, side["attended"].long(), (side["attended"].long().cumsum(1) - 1))[:, -1:]
+        logs = logits.log_softmax(-1)
+        response = logs.gather(-1, side["answer"][..., None])[..., 0].sum(1)
+        response = response - logs.gather(-1, side["foil"][..., None])[..., 0].sum(1)
+        return torch.stack([response, (logits.argmax(-1) == side["predicted"]).to(response).sum(1)], 1)
+
+
+def both() -> tuple[vd.Task, vd.Task]:
+    model: SmallLM = small_lm(TOKEN_WORDS, dtype=torch.float32)
+    answers, foils = [" dog", " cat", " a", " has"], [" cat", " dog", " has", " a"]
+    gates = vd.models.Generation(
+        model, TOKEN_WORDS, TOKEN_TEXTS, answers, foils=foils, units="token", plan=vd.Plan(rows=8)
+    )
+    side = gates.side
+    assert isinstance(side, dict)
+    tokens = vd.Task(
+        TokenTask(gates.predictor.source.module),
+        side["tokens"],
+        side={name: side[name] for name in ("attended", "answer", "foil", "predicted")},
+        space=vd.Space.tokens(PLACES),
+        fill=Token(TOKEN_WORDS.encode("...")[0]),
+        head="generation",
+        targets=torch.zeros(4, dtype=torch.int64),
+        plan=vd.Plan(rows=8),
+    )
+    return gates, tokens
+
+
+def test_probe_gives_the_same_bits():
+    gates, tokens = both()
+    masks = torch.tensor([[True, False, False, True], [False, True, True, False]])
+    assert torch.equal(probe(gates, Given(masks)), probe(tokens, Given(masks)))
+    assert torch.equal(gates.outputs, tokens.outputs)
+
+
+def test_metrics_give_the_same_bits():
+    gates, tokens = both()
+    for name in ("kernel_shap", "occlusion", "exact_shapley"):
+        assert torch.equal(vd.explain(name, gates).values, vd.explain(name, tokens).values), name
+    maps = vd.explain("kernel_shap", gates), vd.explain("kernel_shap", tokens)
+    judges = ("pixel_flipping", "insertion", "fid_plus", "fid_minus")
+    for metric in (*judges, vd.qge.QGE("pixel_flipping")):
+        ours, theirs = (
+            vd.score(metric, task, each) for task, each in zip((gates, tokens), maps, strict=True)
+        )
+        assert torch.equal(ours.values.nan_to_num(-9.0), theirs.values.nan_to_num(-9.0)), metric
+
+
+def test_gef_gives_the_same_bits():
+    """Of a method that asks by masks; weights are those of one model under other names of its parts."""
+    gates, tokens = both()
+    metric = vd.gef.GEF(levels=2, draws=2, path=(0.2, 0.4, 0.6))
+    ours, theirs = (vd.score(metric, task, "occlusion") for task in (gates, tokens))
+    assert torch.equal(ours.values, theirs.values)
+
+
+# --- checks beside a score ------------------------------------------------------------------------------
+
+CHECK_TEXTS = [
+    "key b. foo bar. key b. foo foo.",
+    "key a. foo bar. bar bar. foo foo.",
+    "bar foo. foo bar. bar bar. foo foo.",
+]
+CHECK_TOKENS = Words(*CHECK_TEXTS, " a", " b")
+
+
+class Counts(nn.Module):
+    """Answers a word by whether it was there among the attended tokens, however often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding.from_pretrained(torch.eye(len(CHECK_TOKENS.pieces), dtype=torch.float64))
+        self.scale = nn.Parameter(torch.tensor(4.0, dtype=torch.float64))
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
+        there = (self.embed(input_ids) * attention_mask[..., None]).cumsum(1).clamp(max=1)
+        return self.scale * there
+
+
+def task(**changes):
+    return vd.models.Generation(
+        Counts(), CHECK_TOKENS, CHECK_TEXTS, [" b", " a", " a"], foils=[" a", " b", " b"], **changes
+    )
+
+
+def test_redundant_units_are_flagged():
+    found = vd.data.prompt_checks(task())
+    assert found.redundant.tolist() == [True, False, False]
+    assert found.sufficient[0].tolist() == [True, False, True, False]
+    assert found.sufficient[1].tolist() == [True, False, False, False]
+    assert any("each suffice" in flag for flag in found.flags(0))
+
+
+def test_an_answer_that_needs_no_context_is_flagged():
+    found = vd.data.prompt_checks(task())
+    # the third prompt says nothing of the answer, which is as likely without it
+    assert found.remembered.tolist() == [False, False, True]
+    assert float(found.response[1]) == pytest.approx(4)
+    assert float(found.response_without[1]) == pytest.approx(0)
+    ids = CHECK_TOKENS.encode(CHECK_TEXTS[1])
+    want = Counts()(torch.tensor([ids]), torch.ones(1, len(ids)))[0, -1].log_softmax(-1)[
+        CHECK_TOKENS.encode(" a")[0]
+    ]
+    assert float(found.log_probability[1]) == pytest.approx(float(want.detach()))
+
+
+def test_fill_and_drop_are_compared():
+    found = vd.data.prompt_checks(task())
+    assert found.compared == "off='fill' and off='drop'"
+    assert bool(found.same_first[1])
+    assert float(found.off_agreement[1]) == pytest.approx(1)
+    asked = task(off="drop", questions=[" foo"] * 3)
+    assert vd.data.prompt_checks(asked).compared == "off='drop' and off='fill'"
+
+
+def test_random_spans_as_long_as_the_first_unit():
+    found = vd.data.prompt_checks(task(), spans=64)
+    # of twelve tokens in threes only spans with the key word cost as much: one of nine
+    assert float(found.random_spans[1]) == pytest.approx(1 / 9, abs=0.12)
+    assert float(found.random_spans[2]) == 1  # nothing matters, so anything does as much
+    same = vd.data.prompt_checks(task(), spans=64)
+    assert torch.equal(found.random_spans, same.random_spans)
+    assert "random spans" in str(found)
+    assert found.to_json()["flags"][0]
+
+
+def test_circular_pairs():
+    found = vd.data.prompt_checks(
+        task(), explainers=["occlusion"], metrics=["faithfulness_estimate", "insertion"]
+    )
+    assert found.circular == (("occlusion", "faithfulness_estimate"),)
+
+
+def test_the_estimate_is_no_less_than_what_is_asked():
+    names = ["occlusion", "exact_shapley", "kernel_shap", "lime", "gradient", "integrated_gradients"]
+    prompts = made()
+    told = vd.data.estimate(prompts, names)
+    before = prompts.predictor.meter.cost
+    for name in names:
+        explanation = vd.explain(name, prompts)
+        vd.score("pixel_flipping", prompts, explanation)
+        vd.score("rfid_plus", prompts, explanation)
+    spent = prompts.predictor.meter.cost - before
+    assert spent.forward <= told.cost.forward
+    assert spent.backward == told.cost.backward
+    assert told.minutes > 0
+    assert "too many" in str(vd.data.estimate(made(units="token"), names))
+
+
+def test_token_scores_pool_upwards():
+    fine, coarse = made(units="token"), made(units="sentence")
+    explanation = vd.explain("gradient", fine)
+    pooled = coarse.pooled(explanation, fine)
+    # a gate of a sentence is the gate of all its tokens
+    torch.testing.assert_close(pooled.values, vd.explain("gradient", coarse).values)
+    words = made(units="word")
+    torch.testing.assert_close(coarse.pooled(vd.explain("gradient", words), words).values, pooled.values)
+    with pytest.raises(InputError, match="same prompts"):
+        task().pooled(explanation, fine)

