@@ -138,10 +138,10 @@ class Snapshot:
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: vars(self)[name] for name in ("module", "copier", "shared", "writes_rows")}
+        return {name: vars(self)[name] for name in ("module", "copier", "shared", "writes_rows", "meter")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["module"], state["copier"], state["shared"])  # type: ignore[misc]
+        self.__init__(state["module"], state["copier"], state["shared"], meter=state["meter"])  # type: ignore[misc]
         self.writes_rows = state["writes_rows"]
 
 
