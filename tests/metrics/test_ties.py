@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, permutations, product
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,10 +11,15 @@ from torch import Tensor, nn
 
 import veridical as vd
 from veridical.core.key import Key
-from veridical.metrics.base import CONSTANT, TIED_PAIRS
+from veridical.metrics import Metric
+from veridical.metrics.base import CONSTANT, TIED_PAIRS, Outcome
 from veridical.metrics.faithfulness.irof import Irof
 from veridical.metrics.tie_orders import TIES_DECIDE
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import RankThreshold
+from veridical.testing import ContractError, check_metric
 from veridical.values.explanation import Explanation
+from veridical.values.task import Task
 from veridical.values.weak_orders import TieOrders
 
 
@@ -24,6 +30,56 @@ def table(features: int, samples: int = 3) -> vd.Task:
         for p in net.parameters():
             p.copy_(torch.randn(p.shape, generator=generator))
     return vd.Task(net, torch.randn(samples, features, generator=generator).double(), fill=0.0)
+
+
+class HalfRemoved(Metric):
+    """The metric of docs/how-to/add-a-metric.md."""
+
+    name: ClassVar[str] = "half_removed"
+    category: ClassVar[str] = "faithfulness"
+    ranks_only: ClassVar[bool] = True
+
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        count = (task.space.counts(len(task))[:, None] * 0.5).long()
+        rule = RankThreshold(explanation.descending_ranks, count)
+        responses = probe(task, rule, key=key, with_clean=True)
+        return Outcome(responses[:, 0] - responses[:, 1])
+
+
+class Careless(HalfRemoved):
+    """The same without a word on how it reads maps."""
+
+    name: ClassVar[str] = "careless"
+    ranks_only: ClassVar[bool] = False
+
+
+class Positional(HalfRemoved):
+    """Sorts by itself, and says that ties are none of its business."""
+
+    name: ClassVar[str] = "positional"
+    averages_ties: ClassVar[bool | None] = False
+
+
+def test_a_metric_of_ranks_gets_its_ties_averaged_and_flagged() -> None:
+    task = table(6)
+    values = torch.tensor([[2.0, 1.0, 1.0, 1.0, 1.0, 0.0]] * 3).double()
+    found = HalfRemoved()(task, Explanation(values, task.space, task.targets, task.ids))
+    each = [HalfRemoved()(task, along(task, values, order)).values for order in agreeing(values[0].tolist())]
+    spread = torch.stack(each).std(0)
+    assert bool((found.details[TIED_PAIRS] == 6 / 15).all())
+    assert TIES_DECIDE in found.flags
+    assert bool(((found.values - torch.stack(each).mean(0)).abs() <= 2 * spread).all())
+    pairs = torch.tensor([[2.0, 2.0, 1.0, 1.0, 0.0, 0.0]] * 3).double()
+    exact = [HalfRemoved()(task, along(task, pairs, order)).values for order in agreeing(pairs[0].tolist())]
+    found = HalfRemoved()(task, Explanation(pairs, task.space, task.targets, task.ids))
+    torch.testing.assert_close(found.values, torch.stack(exact).mean(0))
+
+
+def test_the_battery_catches_a_metric_that_breaks_ties_by_position() -> None:
+    assert check_metric(HalfRemoved())
+    for broken in (Careless(), Positional()):
+        with pytest.raises(ContractError, match="breaks ties by the position"):
+            check_metric(broken)
 
 
 def agreeing(values: list[float]) -> list[list[int]]:

@@ -111,7 +111,7 @@ class Fidelity(RankingMetric):
         )
         return found[self.sign]
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         # both signs and all fidelity metrics meet the same draws
         falls = self.falls(task, explanation, key.parent / "fidelity")
         return self.outcome(task, explanation, falls)
@@ -189,7 +189,7 @@ class RFid(Fidelity):
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate_with_ties(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         orders = self.tie_orders(task, explanation, key)
         drawn, whole = self._drawn(task), self._on_perturbed(task)
         if not explanation.has_ties or orders.most == 1 or whole or not any(drawn):
@@ -207,7 +207,7 @@ class RFid(Fidelity):
         return merged(parts, len(task.inputs))
 
     def _on_its_draws(self, key: Key, own: bool, task: Task, explanation: Explanation, which: int) -> Outcome:
-        return self.along(task, explanation, key.parent / which / key.path[-1] if own and which else key)
+        return self.evaluate(task, explanation, key.parent / which / key.path[-1] if own and which else key)
 
     def _drawn(self, task: Task) -> list[bool]:
         """Which samples are evaluated by draws; of few features all subsets are, whatever the ranking."""
@@ -268,10 +268,10 @@ class FFid(RFid):
         )
         return made
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate_with_ties(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         if self.finetuned is not None:
             self.finetuned.check(task)
-        return super().evaluate(task, explanation, key)
+        return super().evaluate_with_ties(task, explanation, key)
 
 
 @register

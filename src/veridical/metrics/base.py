@@ -132,69 +132,46 @@ class AnyMetric(Settings):
         )
 
 
-@dataclass(frozen=True)
-class Metric(AnyMetric):
-    """Judges a map: `(task, explanation, key) -> Scores`. A subclass writes `evaluate`.
-
-    Draws are keyed by the metric and the sample, not by the explainer, so that all maps meet the same ones.
-    """
-
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        """One value per sample for maps that are finite and belong to the task."""
-        raise NotApplicableError(f"metric '{self.name}' does not say how it evaluates")
-
-    def __call__(self, task: Task, explanation: Explanation, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
-        """Score every sample."""
-        with Question(task.predictor) as question:
-            self.check(task)
-            explanation = explanation.matching(task)
-            missing = None if explanation.whole else explanation.missing
-            if missing is not None:
-                zeros = explanation.values.masked_fill(missing[:, None], 0.0)
-                explanation = replace(explanation, values=zeros)
-            outcome = self.evaluate(task, explanation, key / self.name)
-            outcome = replace(outcome, flags={CONSTANT: ~explanation.spread, **outcome.flags})
-        if missing is not None:
-            values = outcome.values.double().masked_fill(missing, torch.nan)
-            # what the stand-in map was flagged for is not the sample's doing
-            flags = {reason: flag & ~missing for reason, flag in outcome.flags.items()}
-            outcome = replace(outcome, values=values, flags={**flags, "no explanation": missing})
-        made_by = explanation.provenance.get("explainer", explanation.explainer)
-        return self._scores(task, outcome, explanation.explainer, key, question, made_by)
-
-
 TIED_PAIRS = "tied pairs"
 """The detail that says which share of its pairs of features a map does not rank."""
 Ties = Literal["average", "stable"]
 
 
 @dataclass(frozen=True)
-class RankingMetric(Metric):
-    """Base of metrics that read a map's ranking. A subclass writes `along`, for maps without ties.
+class Metric(AnyMetric):
+    """Judges a map: `(task, explanation, key) -> Scores`. A subclass writes `evaluate`.
 
-    `ties="average"` averages over the rankings that agree with a map: all where there are at most 8, else 8
-    keyed draws. `"stable"` breaks ties by position, as published programs do.
+    Draws are keyed by the metric and the sample, not by the explainer, so that all maps meet the same ones.
+
+    Where a metric says `ranks_only`, `evaluate` is given maps without ties: a map with tied features is
+    judged by the mean over the rankings that agree with it, all where there are at most 8, else 8 keyed
+    draws, and flagged where they decide the score.
     """
 
-    ties: Ties = field(default="average", kw_only=True)
-    """How tied features are ranked: averaged over the rankings that agree, or by position."""
-    version: ClassVar[int] = 2
-
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        """One value per sample, of maps whose order is the ranking to judge."""
-        raise NotApplicableError(f"metric '{self.name}' does not say how it judges a ranking")
-
-    def fill_on(self, task: Task) -> Fill | None:
-        """What takes the place of removed features; None if the metric removes nothing."""
-        return getattr(self, "fill", None) or task.fill
+    averages_ties: ClassVar[bool | None] = None
+    """Whether tied maps are judged by the rankings that agree with them: None where `ranks_only` says so,
+    True for a metric that reads order and values, False for one that gives ties their due itself."""
+    ties: ClassVar[Ties] = "average"
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        """One value per sample for maps that are finite and belong to the task."""
+        raise NotApplicableError(f"metric '{self.name}' does not say how it evaluates")
+
+    @property
+    def over_orders(self) -> bool:
+        """Whether tied maps are judged by the rankings that agree with them."""
+        return self.ranks_only if self.averages_ties is None else self.averages_ties
+
+    def evaluate_with_ties(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        """What `evaluate` says; of maps with ties the mean over the rankings that agree with them."""
+        if not self.over_orders:
+            return self.evaluate(task, explanation, key)
         if explanation.has_ties:
             from veridical.metrics.tie_orders import over_orders
 
             orders = self.tie_orders(task, explanation, key)
-            return over_orders(lambda part, ranked, _: self.along(part, ranked, key), task, orders, key)
-        found = self.along(task, explanation, key)
+            return over_orders(lambda part, ranked, _: self.evaluate(part, ranked, key), task, orders, key)
+        found = self.evaluate(task, explanation, key)
         none = torch.zeros_like(found.values, dtype=torch.float64)
         return replace(found, details={**found.details, TIED_PAIRS: none})
 
@@ -210,6 +187,39 @@ class RankingMetric(Metric):
         if fill is not None and not fill.looks_at_mask:
             matters = Backgrounds(task, fill, key).matters()
         return TieOrders.of(explanation, matters)
+
+    def fill_on(self, task: Task) -> Fill | None:
+        """What takes the place of removed features; None if the metric removes nothing."""
+        return getattr(self, "fill", None) or task.fill
+
+    def __call__(self, task: Task, explanation: Explanation, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
+        """Score every sample."""
+        with Question(task.predictor) as question:
+            self.check(task)
+            explanation = explanation.matching(task)
+            missing = None if explanation.whole else explanation.missing
+            if missing is not None:
+                zeros = explanation.values.masked_fill(missing[:, None], 0.0)
+                explanation = replace(explanation, values=zeros)
+            outcome = self.evaluate_with_ties(task, explanation, key / self.name)
+            outcome = replace(outcome, flags={CONSTANT: ~explanation.spread, **outcome.flags})
+        if missing is not None:
+            values = outcome.values.double().masked_fill(missing, torch.nan)
+            # what the stand-in map was flagged for is not the sample's doing
+            flags = {reason: flag & ~missing for reason, flag in outcome.flags.items()}
+            outcome = replace(outcome, values=values, flags={**flags, "no explanation": missing})
+        made_by = explanation.provenance.get("explainer", explanation.explainer)
+        return self._scores(task, outcome, explanation.explainer, key, question, made_by)
+
+
+@dataclass(frozen=True)
+class RankingMetric(Metric):
+    """A metric that reads a map's order and can break ties by position, as published programs do."""
+
+    ties: Ties = field(default="average", kw_only=True)  # type: ignore[misc]  # here it is a setting
+    """How tied features are ranked: averaged over the rankings that agree, or by position."""
+    averages_ties: ClassVar[bool | None] = True
+    version: ClassVar[int] = 2
 
 
 @dataclass(frozen=True)

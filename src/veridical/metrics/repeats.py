@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from veridical.metrics import AnyMetric, Explanation, Key, RankingMetric, Scores, Task
+from veridical.metrics import AnyMetric, Explanation, Key, Metric, Scores, Task
 from veridical.models.cost import Cost
 from veridical.values.variance import SOURCES, repeats_of
 
@@ -42,7 +42,7 @@ def with_repeats(
 def _draws_its_fill(metric: AnyMetric, task: Task) -> bool:
     """Whether another seed fills with other values; of a metric that wraps another, what that one does."""
     inner = getattr(metric, "metric", metric)
-    fill = inner.fill_on(task) if isinstance(inner, RankingMetric) else getattr(inner, "fill", None)
+    fill = inner.fill_on(task) if isinstance(inner, Metric) else getattr(inner, "fill", None)
     return bool((fill or task.fill).follows_seed(task))
 
 

@@ -22,7 +22,6 @@ from veridical.metrics.base import (
     ExplainerMetric,
     Metric,
     Outcome,
-    RankingMetric,
     registry,
 )
 from veridical.metrics.faithfulness._common import RankPath
@@ -54,6 +53,7 @@ class Relative(AnyMetric):
     modalities: ClassVar[Any] = taken_from("metric", "modalities")
     needs: ClassVar[Any] = taken_from("metric", "needs")
     ranks_only: ClassVar[Any] = taken_from("metric", "ranks_only")
+    averages_ties: ClassVar[bool | None] = False  # rankings are judged together with their inverses
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -179,7 +179,7 @@ class MapGap(_Gap, Metric):
         assert isinstance(self.metric, Metric)
         if unmoved_by_inversion(self.metric):
             return undefined(task)
-        ranks = isinstance(self.metric, RankingMetric)
+        ranks = self.metric.over_orders
         with sharing(task):
             orders = replace(self._orders(task, explanation, key), mirrored=True)
             return over_orders(partial(self._along, key), task, orders, key, whole=not ranks)
@@ -187,7 +187,8 @@ class MapGap(_Gap, Metric):
     def _orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
         """The rankings that agree with the map; each is judged together with its reverse."""
         metric = self.metric
-        if isinstance(metric, RankingMetric) and (metric.ranks_only or metric.ties == "stable"):
+        assert isinstance(metric, Metric)
+        if metric.over_orders and (metric.ranks_only or metric.ties == "stable"):
             return metric.tie_orders(task, explanation, key)
         # where a metric reads values, those of the inverse depend on the ranking even if its own do not
         return TieOrders.of(explanation)
@@ -198,8 +199,8 @@ class MapGap(_Gap, Metric):
         inverse = explanation.inverted()
         if not self.independent_draws:
             return self.gap(*paired(self.metric, task, explanation, inverse, own))
-        both = self.metric.evaluate(task, explanation, own), self.metric.evaluate(task, inverse, other)
-        return self.gap(*both)
+        evaluate = self.metric.evaluate_with_ties
+        return self.gap(evaluate(task, explanation, own), evaluate(task, inverse, other))
 
 
 @dataclass(frozen=True)
@@ -254,11 +255,11 @@ class MapAboveRandom(_AboveRandom, Metric):
         if path is None:
             maps = [explanation, *(explanation.along(drawn[:, k]) for k in range(self.draws))]
             with sharing(task):
-                first, *randoms = [self.metric.evaluate(task, map_, own) for map_ in maps]
+                first, *randoms = [self.metric.evaluate_with_ties(task, map_, own) for map_ in maps]
             return self.above(first, randoms)
         if explanation.has_ties:
             values = scores_along(task, path, lambda at, n: drawn[:, at : at + n], self.draws, own)
-            first = self.metric.evaluate(task, explanation, own)
+            first = self.metric.evaluate_with_ties(task, explanation, own)
             return self.above(first, [Outcome(v) for v in values.unbind(-1)])
         orders = torch.cat([explanation.order[:, None], drawn], 1)
         values = scores_along(task, path, lambda at, n: orders[:, at : at + n], self.draws + 1, own)
@@ -384,7 +385,8 @@ def paired(
     path = path_of(metric, task)
     if path is None:
         with sharing(task):
-            return metric.evaluate(task, explanation, key), metric.evaluate(task, inverse, key)
+            first, second = (metric.evaluate_with_ties(task, e, key) for e in (explanation, inverse))
+            return first, second
     both = torch.stack([explanation.order, inverse.order], 1)
     responses = responses_along(task, path, both, key)
     values = path.score(responses)

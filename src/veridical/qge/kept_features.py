@@ -52,7 +52,7 @@ class KeptFeatures(RankingMetric):
         levels = (new.sum(-1, keepdim=True) - 1).clamp(min=1)
         return RankPath(counts, new / levels.double(), False, self.response, self.fill)
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         path = self.path(task)
         rule = RankThreshold(explanation.ranks, path.counts)
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)

@@ -15,7 +15,7 @@ from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.transforms import Inverted
-from veridical.metrics.base import CONSTANT, AnyMetric, ExplainerMetric, Metric, RankingMetric
+from veridical.metrics.base import CONSTANT, AnyMetric, ExplainerMetric, Metric
 from veridical.models.cost import Cost
 from veridical.perturb.shared_work import sharing
 from veridical.qge.gap import IDENTICALLY_ZERO, Reshuffled, paired
@@ -358,7 +358,7 @@ class MapDraws:
 
     def own_scores(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
         """Scores of the map and its inverse (N, K) along rankings that agree with it; how many count."""
-        if isinstance(self.metric, RankingMetric):
+        if self.metric.over_orders:
             orders = self.metric.tie_orders(task, self.explanation, self.own)
         else:
             orders = TieOrders.of(self.explanation)
@@ -414,7 +414,7 @@ class MapDraws:
         orders = self._orders(task, first, count)
         with sharing(task):
             maps = [self.explanation.along(orders[:, k]) for k in range(count)]
-            columns = [self.metric.evaluate(task, map_, self.own).values.double() for map_ in maps]
+            columns = [self.metric.evaluate_with_ties(task, map_, self.own).values.double() for map_ in maps]
         return sign_of(self.metric) * torch.stack(columns, 1)
 
 

@@ -232,7 +232,8 @@ def sampled_rankings(
             map_ = explanation.along(drawn(k, 1)[:, 0])
             if independent:
                 outcomes = tuple(
-                    scorer.evaluate(task, m, own / k / i) for i, m in enumerate((map_, map_.inverted()))
+                    scorer.evaluate_with_ties(task, m, own / k / i)
+                    for i, m in enumerate((map_, map_.inverted()))
                 )
             else:
                 outcomes = paired(scorer, task, map_, map_.inverted(), own)

@@ -98,6 +98,35 @@ def _metric_promises(metric: AnyMetric, kind: str) -> None:
     _every_nan_is_flagged(single)
     if isinstance(metric, Metric):
         _missing_map_is_nan(metric, task, values)
+        _ties_are_not_broken_by_position(metric, task)
+
+
+def _ties_are_not_broken_by_position(metric: Metric, task: Task) -> None:
+    """A map with tied features does not score as if the first, or the last, of them were the larger one."""
+    features = task.space.n_features
+    if task.space.valid is not None or features < 6 or hasattr(metric, "metric"):
+        return  # the draws of a metric around another one follow the ranking of each map
+    ranked = Random()(task, Key(5)).order.argsort(-1).double() + 1
+    # three pairs of neighbours in the ranking: at the bottom, where a half is cut off, and at the top
+    low = torch.tensor([0, (features - 1) // 2, features - 2], device=task.device)[:, None]
+    first, second = ((ranked[:, None] == low + at).double().sum(1) for at in (1, 2))
+    tied = ranked + (first - second) / 2
+    places = torch.linspace(0, 1e-3, features, dtype=torch.float64, device=task.device)
+
+    def scored(maps: Tensor) -> Tensor:
+        made = Explanation(
+            maps.to(task.inputs.dtype), task.space, task.targets, task.ids, draw_ids=task.draw_ids
+        )
+        return metric(task, made, KEY).values
+
+    forth, back, found = scored(tied + places), scored(tied - places), scored(tied)
+    apart = (forth - back).abs()
+    by_position = torch.minimum((found - forth).abs(), (found - back).abs()) <= 1e-3 * apart
+    decides = apart > 0.01 * torch.maximum(forth.abs(), back.abs())
+    _demand(
+        not bool((by_position & decides).any()),
+        "breaks ties by the position of features: say ranks_only=True, and read the map by its order",
+    )
 
 
 def _judge(metric: AnyMetric, task: Task, key: Key) -> Scores:

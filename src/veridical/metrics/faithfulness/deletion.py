@@ -42,5 +42,5 @@ class Deletion(RankingMetric):
         """The nested sets it removes and how their responses add up."""
         return self._flipping.path(task)
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        return self._flipping.along(task, explanation, key)
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+        return self._flipping.evaluate(task, explanation, key)

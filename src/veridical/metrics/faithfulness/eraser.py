@@ -63,7 +63,7 @@ class Comprehensiveness(_Eraser):
     assumes: ClassVar[str] = "a text with tokens replaced by the fill is one the model can judge"
     misleads: ClassVar[str] = "when the fill token itself moves the response, or evidence is redundant"
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         chosen = top_counts(task.space.counts(len(task)), self.bins)
         return self._outcome(task, RankThreshold(explanation.descending_ranks, chosen), key)
 
@@ -83,7 +83,7 @@ class TextSufficiency(_Eraser):
     assumes: ClassVar[str] = "a text of a few tokens among fills is one the model can judge"
     misleads: ClassVar[str] = "when an almost empty text already gets the explained class"
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         counts = task.space.counts(len(task))
         gone = counts[:, None] - top_counts(counts, self.bins)
         return self._outcome(task, RankThreshold(explanation.ranks, gone), key)

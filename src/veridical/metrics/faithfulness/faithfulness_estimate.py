@@ -45,7 +45,7 @@ class FaithfulnessEstimate(RankingMetric):
         grouped = self.steps is not None or (self.per_step or 1) > 1
         return super().tie_orders(task, explanation, key).where(grouped)
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)
         rule = RankBands(explanation.descending_ranks, counts)
         responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)

@@ -47,7 +47,7 @@ class Insertion(RankingMetric):
         weights = trapezoid(removed_share(task, gone))
         return RankPath(gone, weights, False, self.response, self.fill_on(task))
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         kept = step_counts(task, self.steps, None)
         # keeping the k most relevant is removing all the less relevant ones
         rule = RankThreshold(explanation.ranks, put_back(task, kept))

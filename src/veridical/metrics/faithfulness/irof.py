@@ -60,7 +60,7 @@ class Irof(RegionMetric):
             values = values.double() / _pixels(task).clamp(min=1)
         return self.regions_of(task).relevance(values, mean=True)
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         most = self.regions_of(task).most
         responses, order = self.without_regions(task, explanation, key, most)
         share = order.share(most)

@@ -52,7 +52,7 @@ class Monotonicity(RankingMetric):
     def __post_init__(self) -> None:
         check_steps(self.steps, self.per_step)
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         kept = step_counts(task, self.steps, self.per_step)
         # keeping the k least relevant is removing all the more relevant ones
         rule = RankThreshold(explanation.descending_ranks, put_back(task, kept))

@@ -56,7 +56,7 @@ class MonotonicityCorrelation(RankingMetric):
         grouped = self.steps is not None or (self.per_step or 1) > 1
         return super().tie_orders(task, explanation, key).where(grouped)
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)
         rule = RankBands(explanation.descending_ranks, counts)
         change = self._change(task, rule, key)

@@ -61,7 +61,7 @@ class PixelFlipping(RankingMetric):
         weights = trapezoid(removed_share(task, counts))
         return RankPath(counts, weights, self.order == "morf", self.response, self.fill)
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         first = explanation.descending_ranks if self.order == "morf" else explanation.ranks
         counts = step_counts(task, self.steps, self.per_step)
         rule, share = RankThreshold(first, counts), removed_share(task, counts)

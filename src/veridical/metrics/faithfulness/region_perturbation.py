@@ -55,7 +55,7 @@ class RegionPerturbation(RegionMetric):
     def regions_of(self, task: Task) -> Regions:
         return squares(task.space, self.patch)
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         # as far as the largest sample goes: evaluating steps that nobody has would be wasted
         most = min(self.regions, self.regions_of(task).most)
         responses, order = self.without_regions(task, explanation, key, most, self.order == "lerf")

@@ -58,7 +58,7 @@ class Road(RankingMetric):
             return "a regression predicts no class; use response='logit'"
         return super().why_not(task)
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         share = numbers_on(task.device, self.shares)
         # samples that all have as many features share their counts
         counts = task.space.counts(1 if task.space.valid is None else len(task))[:, None]

@@ -38,7 +38,7 @@ class Selectivity(RegionMetric):
     def regions_of(self, task: Task) -> Regions:
         return squares(task.space, self.patch)
 
-    def along(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         responses, order = self.without_regions(task, explanation, key, self.regions_of(task).count)
         share = order.share(order.gone.shape[-1])
         return Outcome(

@@ -62,10 +62,11 @@ class LocalisationRanking(LocalisationMetric):
     `ties="stable"` breaks ties by position, as published programs do. NaN where a map has no spread.
     """
 
-    ties: Ties = field(default="average", kw_only=True)
+    ties: Ties = field(default="average", kw_only=True)  # type: ignore[misc]  # here it is a setting
     """How tied features are ranked: averaged over the rankings that agree, or by position."""
     version: ClassVar[int] = 2
     ranks_only: ClassVar[bool] = True
+    averages_ties: ClassVar[bool | None] = False  # the mean over all rankings has a closed form
 
     def looked_at(self, masks: Tensor, counts: Tensor) -> Tensor:
         """How many of each sample's `counts` features are looked at (N,)."""

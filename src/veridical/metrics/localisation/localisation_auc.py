@@ -49,6 +49,7 @@ class LocalisationAuc(LocalisationMetric):
     misleads: ClassVar[str] = "where the object is small, thousands of false alarms hardly lower it"
     paper: ClassVar[str] = "Fawcett 2006"
     ranks_only: ClassVar[bool] = True
+    averages_ties: ClassVar[bool | None] = False  # the mean over all rankings has a closed form
 
     def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
         fault = "no feature lies outside the object"

@@ -1,0 +1,67 @@
+"""What one call hands down: the key of its draws, its plan, its counts, and what is noticed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from veridical.core.key import Key
+from veridical.models.cost import Cost, Tally
+
+if TYPE_CHECKING:
+    from veridical.models.plan import Plan
+    from veridical.models.predictor import Predictor
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """One explanation or score in the making; handed down explicitly, one per call.
+
+    `Explainer.attribute(task, context)` and `Metric.evaluate(task, explanation, context)` read the key of
+    their draws from it. For a call by hand `Context(Key(0))` is enough.
+    """
+
+    key: Key = Key(0)  # noqa: RUF009 (frozen)
+    """What keyed draws follow."""
+    plan: Plan | None = None
+    """How the model is run."""
+    tally: Tally | None = None
+    """What this thread has asked of the model so far."""
+    before: Tally | None = None
+    """What it had asked when the call began."""
+    halves: list[Tensor] | None = None
+    """Where an explainer that draws notes how far the halves of its draws agree; None: nobody reads it."""
+    notice: Callable[[Any, Any, Tensor], None] | None = None
+    """Told of the maps (task, space, values) that a metric has made."""
+
+    @classmethod
+    def begun(cls, predictor: Predictor, key: Key) -> Context:
+        """The context of a call that begins now; refuses where the caller's model has changed."""
+        predictor.source.check()
+        tally = predictor.meter.here
+        return cls(key, predictor.plan, tally, replace(tally))
+
+    def with_key(self, key: Key) -> Context:
+        """The same call with another key."""
+        return replace(self, key=key)
+
+    def on_behalf(self, key: Key) -> Context:
+        """For maps that one method asks of another: nothing is noted of them."""
+        return replace(self, key=key, halves=None, notice=None)
+
+    @property
+    def cost(self) -> Cost:
+        """Rows asked since the call began."""
+        now, before = self.tally, self.before
+        if now is None or before is None:
+            return Cost()
+        rows = now.rows - before.rows
+        return Cost(now.forward - before.forward, now.backward - before.backward, rows)
+
+    @property
+    def halvings(self) -> int:
+        """How often a chunk was halved since then because memory ran out."""
+        return 0 if self.tally is None or self.before is None else self.tally.halvings - self.before.halvings
