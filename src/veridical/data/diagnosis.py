@@ -185,10 +185,23 @@ class Estimate:
 
 @checked
 def estimate(task: Task, explainers: Iterable[str], *, gef_worlds: int = 0) -> Estimate:
-    """Rows and minutes of explaining a task, and of removal metrics on it; a few rows are timed for it.
+    """The cost of explaining a task, and of removal metrics on it, before it runs; a few rows are timed.
 
-    Of up to 12 units all explainers and metrics that ask by masks share one table of all subsets. With
-    `gef_worlds` (levels x draws) gradient explainers are asked in as many noisy worlds, too.
+    Of up to 12 units all explainers and metrics that evaluate masks share one table of all subsets.
+
+    Parameters
+    ----------
+    task : Task
+        What would be explained.
+    explainers : iterable of str
+        Names of explainers.
+    gef_worlds : int
+        Levels x draws of GEF: gradient explainers are evaluated in as many perturbed models, too.
+
+    Returns
+    -------
+    Estimate
+        Rows forward and backward at most, seconds per row, minutes, and notes.
     """
     names = [explainers_by_name.make(name).name for name in explainers]
     counts = task.space.counts(len(task))

@@ -39,15 +39,44 @@ class Generation(Task):
     """A causal language model, prompts, and answers: the gates of the prompts' units are what is explained.
 
     `inputs` (N, units) are 1 where a unit is on; a unit that is removed has 0. The response is the
-    log-probability of the answer, less that of the foil where there is one. `model` is a torch module or one
-    of transformers that takes token ids and answers logits; `tokenizer` one of transformers, or any object
-    with `encode` and `decode`.
+    log-probability of the answer, less that of the foil where there is one.
 
-    Prompts are texts, or lists of chat messages for the tokenizer's chat template. `questions` are texts put
-    behind the prompts that are never switched off. `answers` of None are generated, greedily. `units` are
-    "token", "word", "sentence", "passage" (between blank lines), "example" (passages but the last), "turn"
-    (messages of a chat), or one list of spans per prompt. `off` says what becomes of a unit that is off:
-    "fill" (a neutral word), "drop" (the text without it), "pad", "mask" (those tokens) or "zero".
+    Parameters
+    ----------
+    model : nn.Module
+        Takes token ids and returns logits, as those of transformers do.
+    tokenizer
+        One of transformers, or any object with `encode` and `decode`.
+    prompts : list of str, or of lists of chat messages
+        Chats go through the tokenizer's chat template.
+    answers : sequence of str, optional
+        What is answered; None generates them, greedily.
+    foils : sequence of str, optional
+        What might have been answered instead.
+    questions : sequence of str, optional
+        Texts put behind the prompts that are never switched off.
+    answer_parts : sequence, optional
+        Which part of each answer is judged: a text in it, or token numbers.
+    units : str or list of spans per prompt
+        "token", "word", "sentence", "passage" (between blank lines), "example" (passages but the last),
+        "turn" (messages of a chat), or spans of the caller's own.
+    spans : {"character", "token"}
+        What the caller's own spans count.
+    off : {"fill", "drop", "pad", "mask", "zero"}
+        What becomes of a unit that is off: a neutral word, the text without it, those tokens, or zeros.
+    neutral : str, optional
+        The word of off="fill"; one token.
+    new_tokens : int
+        The most tokens that are generated.
+    length : int, optional
+        The most tokens that the model reads, where it does not say it.
+    **settings
+        Go to `Task`.
+
+    Raises
+    ------
+    InputError
+        Where the model is not causal, or a unit that is off is not to it what it is said to be.
     """
 
     prompts: tuple[Prompt, ...]

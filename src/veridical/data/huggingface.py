@@ -72,26 +72,51 @@ def from_huggingface(
 ) -> Task:
     """A task from a text or image classifier saved by transformers.
 
-    `source` is a local folder; only a name that is no folder is looked up on the hub. Weights must be
-    safetensors, and code that comes with a model never runs. For a text classifier `inputs` are texts, cut
-    and padded to at most `length` tokens; special tokens are no features, and removed tokens become
-    padding, which the model does not attend to. For an image classifier they are a folder of images, paths,
-    or a tensor (N, channels, height, width) that is ready for the model; files are prepared as the folder's
-    own image processor does it. `labels` may be class names of the model. `train` holds reference rows of
-    the same kind, alone or with their labels; texts among them are cut to the longest of `inputs`. Further
-    settings go to `Task`.
+    Weights must be safetensors, and code that comes with a model never runs. Special tokens are no features,
+    and removed tokens become padding, which the model does not attend to.
+
+    Parameters
+    ----------
+    source : str or path
+        A local folder; only a name that is no folder is looked up on the hub.
+    inputs
+        For a text classifier texts. For an image classifier a folder of images, paths, or a tensor
+        (N, channels, height, width) that is ready for the model; files are prepared by the folder's own image
+        processor.
+    length : int
+        Texts are cut and padded to at most so many tokens.
+    labels : sequence, optional
+        Numbers of outputs, or names of the model's classes.
+    train : optional
+        Reference rows of the same kind, alone or in a tuple with their labels; texts are cut to the longest
+        of `inputs`.
+    device : torch.device or str, optional
+        Where the model runs; the CPU by default.
+    **settings
+        Go to `Task`.
+
+    Returns
+    -------
+    Task
+
+    Raises
+    ------
+    FormatError
+        Where the folder has no safetensors, lacks weights or a tokenizer, or brings code of its own.
+    NotApplicableError
+        Where it holds another kind of model.
     """
     config, options, kind = classifier(source)
     settings.setdefault("name", Path(source).name)
-    with quietly(), told(source):
+    with quietly(), reading_errors(source):
         import transformers
 
         if kind == "text":
             read: Any = TextReader(str(source), config, length, options)
-            model = _safely(transformers.AutoModelForSequenceClassification, str(source), options)
+            model = _load_pretrained(transformers.AutoModelForSequenceClassification, str(source), options)
         else:
             read = ImageReader(str(source), config, options)
-            model = _safely(transformers.AutoModelForImageClassification, str(source), options)
+            model = _load_pretrained(transformers.AutoModelForImageClassification, str(source), options)
     rows, found, about = read(inputs)
     settings = {"head": _head(config), **about, **settings}
     given = found if labels is None else labels
@@ -114,7 +139,7 @@ def from_huggingface(
 def classifier(source: str | Path) -> tuple[Any, dict[str, Any], Literal["text", "image"]]:
     """The configuration of a classifier, how its files may be read, and what it classifies."""
     options = reading_options(source)
-    with quietly(), told(source):
+    with quietly(), reading_errors(source):
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(str(source), **options)
@@ -248,7 +273,7 @@ class ImageReader:
         # the backend that works with Pillow alone, under the name each major version has for it
         old = int(transformers.__version__.split(".")[0]) < 5
         choice: dict[str, Any] = {"use_fast": False} if old else {"backend": "pil"}
-        with quietly(), told(self.source):
+        with quietly(), reading_errors(self.source):
             return transformers.AutoImageProcessor.from_pretrained(self.source, **choice, **self.options)
 
     def known_classes(self, names: list[str]) -> list[str] | None:
@@ -265,7 +290,7 @@ class ImageReader:
         return None
 
 
-def _safely(kind: Any, source: str, options: dict[str, Any]) -> nn.Module:
+def _load_pretrained(kind: Any, source: str, options: dict[str, Any]) -> nn.Module:
     try:
         model, report = kind.from_pretrained(
             source, use_safetensors=True, output_loading_info=True, **options
@@ -297,7 +322,7 @@ def _head(config: Any) -> str:
 
 
 @contextmanager
-def told(source: str | Path, what: str = "classifier") -> Iterator[None]:
+def reading_errors(source: str | Path, what: str = "classifier") -> Iterator[None]:
     """Turn what transformers raises about a folder into one sentence that names the folder."""
     try:
         yield
@@ -333,21 +358,31 @@ def quietly() -> Iterator[None]:
 
 
 def causal_model(source: str | Path) -> tuple[nn.Module, Any]:
-    """A causal language model and its tokenizer from a folder, a GGUF file, or a name on the hub.
+    """A causal language model and its tokenizer.
 
     Weights of a folder must be safetensors; code that comes with a model never runs.
+
+    Parameters
+    ----------
+    source : str or path
+        A folder of transformers, a GGUF file, or a name on the hub.
+
+    Returns
+    -------
+    tuple of nn.Module and tokenizer
+        The model in eval mode.
     """
     if Path(source).suffix == ".gguf":
         return _from_gguf(Path(source))
     options = reading_options(source)
-    with quietly(), told(source, "causal language model"):
+    with quietly(), reading_errors(source, "causal language model"):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(str(source), **options)
         kinds = " ".join(config.architectures or ())
         if "ForCausalLM" not in kinds and "LMHeadModel" not in kinds:
             raise NotApplicableError(f"{source} holds {kinds or 'no architecture'}; expected ...ForCausalLM")
-        model = _safely(AutoModelForCausalLM, str(source), options)
+        model = _load_pretrained(AutoModelForCausalLM, str(source), options)
         return model.eval(), read_tokenizer(str(source), options)
 
 
@@ -357,7 +392,7 @@ def _from_gguf(path: Path) -> tuple[nn.Module, Any]:
     for package in ("transformers", "gguf", "accelerate"):
         require(package)
     # transformers counts tensors on the terminal, whatever it is told
-    with quietly(), told(path, "causal language model"), redirect_stderr(StringIO()):
+    with quietly(), reading_errors(path, "causal language model"), redirect_stderr(StringIO()):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         options = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}

@@ -160,9 +160,33 @@ def from_image_folder(
 ) -> Task:
     """A task on a folder of images; subfolders, where there are any, name the classes.
 
-    Labels count the classes in alphabetic order, or in the order of `classes`, which must be that of the
-    model's outputs. Each image is resized so that its shorter side is `shorter`, cut to `size`, and scaled
-    to (x - mean) / deviation. `samples` keeps a random part of the files. Further settings go to `Task`.
+    Parameters
+    ----------
+    model
+        Takes images (N, channels, height, width).
+    folder : path
+        Holds the images, at any depth.
+    size : int or (int, int)
+        Height and width that images are cut to, from their centre.
+    mean, deviation : float or sequence of float
+        Values become (x - mean) / deviation for x in [0, 1], one for all channels or one for each.
+    channels : int
+        1 or 3.
+    shorter : int, optional
+        What the shorter side is resized to before images are cut; by default 8/7 of `size`.
+    classes : sequence of str, optional
+        Names of the subfolders in the order of the model's outputs; alphabetic by default.
+    samples : int, optional
+        Keeps a random part of the files.
+    seed : int
+        Which files are kept.
+    **settings
+        Go to `Task`.
+
+    Returns
+    -------
+    Task
+        Ids are the paths within the folder.
     """
     folder = Path(folder)
     files, found, labels = image_files(folder)

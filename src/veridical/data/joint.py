@@ -37,13 +37,28 @@ class Part:
 
 
 def from_parts(model: Any, parts: Mapping[str, Any], *, by_name: bool = False, **settings: Any) -> Task:
-    """A task whose features are those of all `parts` together, so that they compete in one map.
+    """A task whose features are those of several inputs together, so that they compete in one map.
 
-    `parts` maps names to `Part`s, or to their rows alone, in the order in which `model` takes them; with
-    `by_name` it is called with their names. A part of whole numbers, such as token ids, has no gradient: a
-    task with one is asked by its answers alone. Further settings go to `Task`; a `fill` there replaces those
-    of the parts. `values_by_part` takes a map apart again.
+    A part of integers, such as token ids, has no gradient: a task with one is evaluated without gradients.
 
+    Parameters
+    ----------
+    model
+        A module or function of all parts.
+    parts : mapping of str to Part or rows
+        In the order in which the model takes them.
+    by_name : bool
+        Whether the model is called with the names of the parts.
+    **settings
+        Go to `Task`; a `fill` there replaces those of the parts.
+
+    Returns
+    -------
+    Task
+        `values_by_part` takes its maps apart again.
+
+    Examples
+    --------
     >>> both = {"image": torch.ones(2, 1, 4, 4), "table": torch.ones(2, 3)}
     >>> from_parts(lambda image, table: image.mean((1, 2, 3))[:, None] * table, both)
     Task: 2 samples of (19,), 3 outputs (multiclass), 19 column_group features, on cpu
@@ -85,7 +100,20 @@ def from_parts(model: Any, parts: Mapping[str, Any], *, by_name: bool = False, *
 
 
 def values_by_part(explanation: Explanation, parts: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The values (N, features of the part) of each part of a joint map, by its name."""
+    """Take a joint map apart.
+
+    Parameters
+    ----------
+    explanation : Explanation
+        Of a task that `from_parts` made.
+    parts : mapping of str to Part or rows
+        Those of the task.
+
+    Returns
+    -------
+    dict of str to Tensor
+        Values (N, features of the part) by the part's name.
+    """
     sizes = {name: _space(part).n_features for name, part in _read(parts).items()}
     if sum(sizes.values()) != explanation.space.n_features:
         raise ShapeError(f"the map has {explanation.space.n_features} features, the parts have {sizes}")

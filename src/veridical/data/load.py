@@ -63,21 +63,61 @@ def load_task(
 ) -> Task:
     """A task from the user's own model and data.
 
-    `model` is a folder in Hugging Face's layout (or `hf:owner/name` to fetch one from the hub), a file of
-    weights with `arch` (`module:function`, which builds the network), a scikit-learn estimator in a
-    .joblib file, an .onnx file, or a model in memory. Code runs only with `allow_code`: an architecture is
-    code, and a joblib file can contain any. A folder or GGUF file of a causal language model takes prompts:
-    a .jsonl file with the fields prompt and, if wanted, question, answer, foil, units and id; `units` and
-    `off` are those of `vd.models.Generation`.
+    Code runs only with `allow_code`: an architecture is code, and a joblib file can contain any.
 
-    `data` is a .npz, .npy or .safetensors file of arrays, a .csv, .tsv, .parquet or .jsonl table, a folder
-    of images (one subfolder per class), or the same in memory; `train` holds reference rows in any of these.
-    `labels` names the column or array of true classes, `text` the column of texts; where one column alone
-    can be meant they may be left out. `classes` names the model's outputs in their order. `masks` are
-    object masks: an array, a file of one, or a folder of images named like those of `data`. `samples`
-    keeps a random part of the data, the same for the same `seed`. `image` says how images are read (the
-    arguments of `veridical.data.images.read_image`) for a model that does not. Further settings go to `Task`.
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face's layout (or `hf:owner/name` to fetch one from the hub), a file of weights
+        with `arch`, a scikit-learn estimator in a .joblib file, an .onnx file, or a model in memory. A
+        folder or GGUF file of a causal language model takes prompts as `data`.
+    data
+        A .npz, .npy or .safetensors file of arrays, a .csv, .tsv, .parquet or .jsonl table, a folder of
+        images (one subfolder per class), or the same in memory. Prompts are a .jsonl file with the fields
+        prompt and, if wanted, question, answer, foil, units and id.
+    arch : str or callable, optional
+        Builds the network of a file of weights; `module:function` where it is a text.
+    labels : str, optional
+        The column or array of true classes; may be left out where one alone can be meant.
+    train : optional
+        Reference rows, in any form that `data` has.
+    kind : str, optional
+        What a model file is ("huggingface", "weights", "sklearn", "onnx") where its suffix does not say it.
+    allow_code : bool
+        Whether code that comes with the model may run.
+    samples : int, optional
+        Keeps a random part of the data, the same for the same `seed`.
+    device : torch.device or str, optional
+        Where the model runs.
+    name : str, optional
+        What the task is called.
+    masks : optional
+        Object masks: an array, a file of one, or a folder of images named like those of `data`.
+    text : str, optional
+        The column of texts.
+    classes : sequence of str, optional
+        Names of the model's outputs in their order.
+    image : dict, optional
+        How images are read (arguments of `veridical.data.images.read_image`) for a model that does not say
+        it.
+    seed : int
+        Which samples are kept.
+    **settings
+        Go to `Task`; `units` and `off` of prompts are those of `vd.models.Generation`.
 
+    Returns
+    -------
+    Task
+
+    Raises
+    ------
+    InputError
+        Where model and data do not fit together, or code would have to run that nobody allowed.
+    FormatError
+        Where a file is not what its suffix says.
+
+    Examples
+    --------
     >>> rows = torch.eye(3)
     >>> load_task(torch.nn.Linear(3, 2), rows, name="mine")
     Task: 3 samples of (3,), 2 outputs (multiclass), 3 column features, on cpu

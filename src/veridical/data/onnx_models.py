@@ -157,10 +157,24 @@ def _tensors(model: Any) -> Iterator[Any]:
 
 
 def from_onnx(path: str | Path, inputs: Any, *, output_name: str | None = None, **settings: Any) -> Task:
-    """A task from an ONNX model; `output_name` chooses among several outputs, the first by default.
+    """A task from an ONNX model.
 
-    A model with a fixed batch size is asked in batches of exactly that size, the last one padded. Weights
-    outside the model's own folder are refused. Further settings go to `Task`.
+    A model with a fixed batch size is evaluated in batches of exactly that size, the last one padded.
+
+    Parameters
+    ----------
+    path : str or path
+        The .onnx file; weights outside its folder are refused.
+    inputs
+        Rows of the model's first input; others are side inputs (`side=`).
+    output_name : str, optional
+        Which of several outputs; the first by default.
+    **settings
+        Go to `Task`.
+
+    Returns
+    -------
+    Task
     """
     function = OnnxFunction(path, output_name)
     settings.setdefault("name", Path(path).stem)

@@ -36,10 +36,22 @@ _CIRCULAR = {
 
 
 def circular_pairs(explainers: Iterable[str], metrics: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of an explainer and a metric that ask the model the very same questions.
+    """Pairs of an explainer and a metric that evaluate the model on the very same inputs.
 
     Occlusion removes one unit at a time, and a metric that does so too repeats its map back to it.
 
+    Parameters
+    ----------
+    explainers, metrics : iterable of str
+        Names.
+
+    Returns
+    -------
+    list of (str, str)
+        Explainer and metric of each circular pair.
+
+    Examples
+    --------
     >>> circular_pairs(["occlusion", "gradient"], ["faithfulness_estimate", "pixel_flipping"])
     [('occlusion', 'faithfulness_estimate')]
     """
@@ -130,10 +142,26 @@ def prompt_checks(
     spans: Count = 16,
     seed: int = 0,
 ) -> PromptChecks:
-    """Look at prompts beside their scores; answers to masks of few units are shared with explainers.
+    """Check prompts beside their scores: memory, redundancy, the meaning of off, and random spans.
 
-    For each prompt it asks 3 rows per unit (2 of them are in the table of all subsets), `spans` for the
+    For each prompt it evaluates 3 rows per unit (2 of them are in the table of all subsets), `spans` for the
     random spans, and 3 more.
+
+    Parameters
+    ----------
+    task : Generation
+        Prompts and answers.
+    explainers, metrics : iterable of str
+        Names among which circular pairs are looked for.
+    spans : int
+        Random spans per prompt.
+    seed : int
+        Which spans are drawn.
+
+    Returns
+    -------
+    PromptChecks
+        One value per prompt, and `flags(prompt)`.
     """
     units = task.space.n_features
     one = torch.eye(units, dtype=torch.bool, device=task.device)

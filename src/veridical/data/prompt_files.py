@@ -9,7 +9,7 @@ from typing import Any
 
 from veridical.data.files import existing_file, json_lines, require, some_rows
 from veridical.data.generation import Generation
-from veridical.data.huggingface import quietly, told
+from veridical.data.huggingface import quietly, reading_errors
 from veridical.data.model_files import HUB
 from veridical.errors import FormatError, InputError
 
@@ -108,7 +108,7 @@ def _architectures(model: str | Path) -> list[str]:
         from transformers import AutoConfig
 
         name = model.removeprefix(HUB)
-        with quietly(), told(name):
+        with quietly(), reading_errors(name):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         return list(config.architectures or ())
     try:

@@ -38,11 +38,30 @@ def switch(
 ) -> Task:
     """The same task seen from units inside its model: `inputs` are gates, 1 is on and 0 is off.
 
-    `units` are `vd.models.Heads()`, `vd.models.Channels(layer)`, `vd.models.Mlps()`, `vd.models.Blocks()` or
-    `vd.models.Atoms(layer, dictionary)`, or a list of them. `off` is `vd.models.Zeroed()`,
-    `vd.models.MeanOver(inputs)` or `vd.models.Counterfactual(inputs)`. The gradient with respect to the gates
-    is attribution patching, occlusion is activation patching, integrated gradients are its path form.
-    The model, its outputs and the targets stay as they are.
+    The gradient with respect to the gates is attribution patching, occlusion is activation patching,
+    integrated gradients are its path form. The model, its outputs and the targets stay as they are.
+
+    Parameters
+    ----------
+    task : Task
+        Of a torch module, under its own weights.
+    units : InnerUnits or list of them
+        `vd.models.Heads()`, `Channels(layer)`, `Mlps()`, `Blocks()` or `Atoms(layer, dictionary)`.
+    off : Zeroed, MeanOver or Counterfactual
+        What takes the place of a unit that is off: zero, its mean over inputs, its value in a paired input.
+
+    Returns
+    -------
+    Task
+        With one feature per unit.
+
+    Raises
+    ------
+    NotApplicableError
+        Where a layer is called more than once per row, or the model does not answer as before with all
+        units on.
+    ShapeError
+        Where paired inputs differ in size.
     """
     _check(task)
     kinds = [units] if isinstance(units, InnerUnits) else list(units)

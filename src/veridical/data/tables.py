@@ -207,8 +207,26 @@ def _places(labels: Any, classes: Sequence[Any]) -> Tensor | None:
 def from_arrays(model: Any, inputs: Any, **settings: Any) -> Task:
     """A task from arrays, or from a .npy, .npz or .safetensors file of them.
 
-    A file with several arrays names them inputs, labels, targets, masks, train and train_labels; what the
-    caller gives takes precedence. Nothing pickled is ever read. Further settings go to `Task`.
+    Nothing pickled is ever read.
+
+    Parameters
+    ----------
+    model
+        Anything that `Task` takes.
+    inputs : array or path
+        Rows, or a file. One with several arrays names them inputs, labels, targets, masks, train and
+        train_labels; what the caller gives takes precedence.
+    **settings
+        Go to `Task`.
+
+    Returns
+    -------
+    Task
+
+    Raises
+    ------
+    FormatError
+        Where a file is damaged, needs unpickling, or holds arrays of other names.
     """
     if not isinstance(inputs, str | Path):
         return Task(model, inputs, **settings)
@@ -234,13 +252,36 @@ def from_table(
 ) -> Task:
     """A task from a table: a csv, tsv, parquet or jsonl file, or a data frame.
 
-    `label` names the column to predict; it is taken out of the inputs. `train` is another table of the
-    same columns, with or without that one, or a share of this one that is split off as reference rows.
-    `train_labels` are the labels of a table of reference rows that has no column of them.
-    A scikit-learn pipeline or a function of data frames is explained in its raw columns. A torch module
-    (or `one_hot=True`) gets numbers only: a column of categories becomes one 0/1 column per level, in
-    alphabetic order and in its place, and those columns together are one feature. Further settings go to
-    `Task`.
+    A scikit-learn pipeline or a function of data frames is explained in its raw columns. A torch module (or
+    `one_hot=True`) gets numbers only: a column of categories becomes one 0/1 column per level, in alphabetic
+    order and in its place, and those columns together are one feature.
+
+    Parameters
+    ----------
+    model
+        An estimator, a pipeline, a function of data frames, or a torch module.
+    table : path or data frame
+        The samples.
+    label : str, optional
+        The column to predict; it is taken out of the inputs.
+    train : path, data frame or float, optional
+        Reference rows: another table of the same columns, with or without the label, or a share of this table
+        that is split off.
+    train_labels : Tensor, optional
+        Labels of a table of reference rows that has no column of them.
+    one_hot : bool, optional
+        Whether a model that is no torch module gets numbers only.
+    **settings
+        Go to `Task`.
+
+    Returns
+    -------
+    Task
+
+    Raises
+    ------
+    InputError
+        Where a column is not there, or has missing values that the model cannot read.
     """
     frame = _frame(table)
     if isinstance(settings.get("output"), int):

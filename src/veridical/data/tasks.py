@@ -72,17 +72,45 @@ ENTRIES: dict[str, Entry] = _read()
 
 
 def names() -> Catalogue:
-    """Every embedded task with its modality, evaluated samples, quality, origin and the data's licence."""
+    """The embedded tasks by name.
+
+    Returns
+    -------
+    Catalogue
+        For every task its modality, evaluated samples, quality, origin and the data's licence.
+    """
     return Catalogue({name: entry.line() for name, entry in sorted(ENTRIES.items())})
 
 
 @checked
 def load(name: str, samples: int | None = None, seed: int = 0) -> Task:
-    """The embedded task of this name on all of its held-out samples, or on `samples` of them drawn by `seed`.
+    """An embedded task on all of its held-out samples, or on some of them.
 
     The model and the split never depend on `seed`. Sample ids are row numbers of the data set, so that a
     sample draws the same random numbers in whatever selection it appears.
 
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+    samples : int, optional
+        How many held-out samples are drawn; all of them by default.
+    seed : int
+        Which samples are drawn.
+
+    Returns
+    -------
+    Task
+
+    Raises
+    ------
+    UnknownNameError
+        Where there is no task of this name.
+    MissingExtraError
+        Where a package is not installed that the task reads its data or weights from.
+
+    Examples
+    --------
     >>> load("digits", samples=4)
     Task: 4 samples of (1, 8, 8), 10 outputs (multiclass), 64 pixel features, on cpu
     """
@@ -93,8 +121,24 @@ def load(name: str, samples: int | None = None, seed: int = 0) -> Task:
 
 
 def known(name: str, samples: int | None = None, seed: int = 0) -> KnownAnswer:
-    """An embedded task together with its true explanation; the 'known/' of its name may be left out.
+    """An embedded task together with its true explanation.
 
+    Parameters
+    ----------
+    name : str
+        One of `names()` that begin with 'known/', which may be left out.
+    samples : int, optional
+        How many held-out samples are drawn; all of them by default.
+    seed : int
+        Which samples are drawn.
+
+    Returns
+    -------
+    KnownAnswer
+        The task, the truth (samples, features), and the explainers that must win and lose on it.
+
+    Examples
+    --------
     >>> known("linear", samples=4).truth.shape
     torch.Size([4, 12])
     """
