@@ -460,6 +460,6 @@ def joined_maps(parts: Sequence[Explanation], task: Task) -> Explanation:
         together["order"],
         sum((part.cost for part in parts), Cost()),
         first.provenance,
-        tied=together["tied"],
+        given_tied=together["tied"],
         draw_ids=together["draw_ids"],
     )

@@ -72,7 +72,7 @@ def _moved(explanation: Explanation, sources: Tensor, name: str) -> Explanation:
     """Give feature i the score of feature sources[i], and its place in the ranking, so ties move along."""
     values = explanation.values.gather(-1, sources)
     order = positions(explanation.ranks.gather(-1, sources))
-    return replace(explanation, values=values, order=order, explainer=name)
+    return replace(explanation, values=values, given_order=order, given_tied=explanation.tied, explainer=name)
 
 
 # --- explainers -----------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def ties_shuffled(maps: Explanation, draw: int, key: Key) -> Explanation:
     mixed = keyed.permutation(key / "ties", maps.draw_ids, draw, maps.space.n_features, maps.valid)
     values = maps.values if maps.valid is None else maps.values.masked_fill(~maps.valid, torch.inf)
     within = values.gather(-1, mixed).argsort(dim=-1, stable=True)
-    return replace(maps, order=mixed.gather(-1, within))
+    return replace(maps, given_order=mixed.gather(-1, within), given_tied=maps.tied)
 
 
 def fall_onset(sizes: Tensor, curves: Tensor, limit: float) -> Tensor:

@@ -22,7 +22,7 @@ from veridical.perturb.fills import Fill
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task
-from veridical.values.weak_orders import TieOrders
+from veridical.values.ties import TieOrders
 
 CONSTANT = "constant map: it tells no feature from another"
 """The flag of maps that rank nothing, under every metric and whatever number they get."""

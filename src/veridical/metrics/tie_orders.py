@@ -10,7 +10,7 @@ from torch import Tensor
 
 from veridical.metrics import Explanation, Key, Outcome, Task
 from veridical.metrics.base import TIED_PAIRS
-from veridical.values.weak_orders import TieOrders
+from veridical.values.ties import TieOrders
 
 TIE_VARIANCE = "variance of tie orders"
 """The detail that says how far a score moves between rankings that agree with its map."""

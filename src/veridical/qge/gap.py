@@ -32,7 +32,7 @@ from veridical.qge.paths import digest, path_of, random_orders, responses_along,
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task
-from veridical.values.weak_orders import TieOrders
+from veridical.values.ties import TieOrders
 
 IDENTICALLY_ZERO = "identically 0: the metric does not tell a map from its rearrangements"
 _WRAPPERS: dict[str, Callable[..., AnyMetric]] = {}

@@ -24,7 +24,7 @@ from veridical.qge.subsets import LARGEST_COUNT, best_and_worst, sampled_scores,
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Direction
 from veridical.values.task import Task
-from veridical.values.weak_orders import TieOrders
+from veridical.values.ties import TieOrders
 
 if TYPE_CHECKING:
     import pandas as pd

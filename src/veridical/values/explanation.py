@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from veridical.functional import has_spread, positions, rms_normalise
 from veridical.functional.ranks import ties_along
 from veridical.models.cost import Cost
 from veridical.values.space import Space
-from veridical.values.weak_orders import check_order, reversed_ties, tied_pairs
+from veridical.values.ties import check_order, reversed_ties, tied_pairs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +31,8 @@ class Explanation:
     """Relevance `values` (N, V) over a `space`, for the outputs `targets`, made by `explainer`.
 
     `order` (N, V) ranks the features from least to most relevant: the stable argsort of the values, valid
-    features first. It travels with the map, since values alone cannot tell tied features apart once they
-    have been re-assigned (an inverse of an inverse would not return to where it began).
+    features first, unless it is given. It travels with the map, since values alone cannot tell tied features
+    apart once they have been re-assigned (an inverse of an inverse would not return to where it began).
 
     A map must be finite, or NaN throughout to say that a sample could not be explained.
     """
@@ -42,37 +42,40 @@ class Explanation:
     targets: Tensor
     ids: Tensor
     explainer: str = "given"
-    order: Tensor = None  # type: ignore[assignment]
+    given_order: Tensor | None = None
+    """The order, where the values alone do not tell it; None: sorted when it is first read."""
     cost: Cost = field(default_factory=Cost)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = field(init=False)
     """Whether every sample could be explained; known from the check of the values."""
-    tied: Tensor = None  # type: ignore[assignment]
-    """(N, V) along `order`: whether a feature ties with the one before it, so that either may come first."""
+    given_tied: Tensor | None = None
+    """The ties along the order, where the values alone do not tell them."""
     draw_ids: Tensor = None  # type: ignore[assignment]
     """What keys the draws of each sample: a digest of its input; its id where that is not known."""
+    written: tuple[int, int] = field(init=False)
+    """Which tensor the values are and how often it had been written to when they were checked."""
 
     def __post_init__(self) -> None:
-        own = self.__dict__
         for what, kind in (("values", Tensor), ("space", Space), ("targets", Tensor), ("ids", Tensor)):
-            if not isinstance(own[what], kind):
-                raise InputError(f"Explanation: {what} is of type {kind.__name__}, got {own[what]!r:.80}")
-        if own["draw_ids"] is None:
-            own["draw_ids"] = self.ids
+            if not isinstance(getattr(self, what), kind):
+                given = getattr(self, what)
+                raise InputError(f"Explanation: {what} is of type {kind.__name__}, got {given!r:.80}")
+        if self.draw_ids is None:
+            object.__setattr__(self, "draw_ids", self.ids)
+        values = self.values
         shape = (self.ids.numel(), self.space.n_features)
-        if own["values"].shape != shape:
+        if values.shape != shape:
             raise ShapeError(
-                f"explanation has shape {tuple(own['values'].shape)}, expected {shape}: "
+                f"explanation has shape {tuple(values.shape)}, expected {shape}: "
                 f"{shape[0]} samples x {shape[1]} {self.space.kind} features"
             )
         # NaN and infinity both show in the largest size, so that one number is enough as a rule
-        values = own["values"]
         whole = self.space.valid is None and values.numel() > 0
         whole = whole and math.isfinite(float(values.abs().amax()))
-        own["whole"] = whole or self._checked(values)
-        own["_ranked"] = id(values), _writes(values)
-        if own["order"] is not None:
-            check_order(own["order"], self._existing(), self.explainer)
+        object.__setattr__(self, "whole", whole or self._checked(values))
+        object.__setattr__(self, "written", (id(values), _writes(values)))
+        if self.given_order is not None:
+            check_order(self.given_order, self._existing(), self.explainer)
 
     def _checked(self, values: Tensor) -> bool:
         """Whether every sample could be explained; raises where a map is neither finite nor all NaN."""
@@ -91,11 +94,18 @@ class Explanation:
             )
         return not bool(missing.any())
 
-    def _sorted(self) -> Tensor:
-        """The order; sorting costs more than many methods do, and not every metric ranks."""
-        return torch.argsort(self._existing(), dim=-1, stable=True)
+    @cached_property
+    def order(self) -> Tensor:
+        """The features (N, V) from least to most relevant, those that do not exist last."""
+        # sorting costs more than many methods do, and not every metric ranks
+        given = self.given_order
+        return torch.argsort(self._existing(), dim=-1, stable=True) if given is None else given
 
-    def _ties(self) -> Tensor:
+    @cached_property
+    def tied(self) -> Tensor:
+        """(N, V) along `order`: whether a feature ties with the one before, so that either may come first."""
+        if self.given_tied is not None:
+            return self.given_tied
         return ties_along(self._existing().gather(-1, self.order), self._counts)
 
     def _existing(self) -> Tensor:
@@ -155,8 +165,8 @@ class Explanation:
         return replace(
             self,
             values=values,
-            order=None,  # type: ignore[arg-type]
-            tied=None,  # type: ignore[arg-type]
+            given_order=None,
+            given_tied=None,
             explainer=explainer or self.explainer,
         )
 
@@ -165,19 +175,22 @@ class Explanation:
         scaled = rms_normalise(self.values, where=self.valid).to(self.values.dtype)
         if self.valid is not None:
             scaled = scaled.masked_fill(~self.valid, 0.0)
-        return replace(self, values=scaled)
+        return replace(self, values=scaled, given_order=self.order, given_tied=self.tied)
 
     def along(self, order: Tensor) -> Explanation:
         """The same values along another ranking (N, V), least relevant first, without ties."""
-        return replace(self, values=self._values_along(order), order=order, tied=_no_ties(order))
+        return replace(self, values=self._values_along(order), given_order=order, given_tied=_no_ties(order))
 
     def strictly_along(self, order: Tensor, tied: Tensor | None = None) -> Explanation:
         """The same for what is known to be a ranking: nothing is looked at, as that would wait for a GPU."""
-        made = object.__new__(Explanation)
-        held = {f.name: self.__dict__[f.name] for f in fields(self) if f.name in self.__dict__}
         tied = _no_ties(order) if tied is None else tied
-        facts = {"values": self._values_along(order), "whole": self.whole, "order": order, "tied": tied}
-        made.__dict__.update({**held, **facts})
+        return self._unchecked(values=self._values_along(order), given_order=order, given_tied=tied)
+
+    def _unchecked(self, **changes: Any) -> Explanation:
+        """This explanation with what is known to fit it."""
+        made = object.__new__(Explanation)
+        for each in fields(self):
+            object.__setattr__(made, each.name, changes.get(each.name, getattr(self, each.name)))
         return made
 
     def _values_along(self, order: Tensor) -> Tensor:
@@ -190,8 +203,7 @@ class Explanation:
         is an exact involution.
         """
         turned = self.strictly_along(self._reversed_order(), reversed_ties(self.tied, self._counts))
-        turned.__dict__["explainer"] = f"inverse of {self.explainer}"
-        return turned
+        return turned._unchecked(explainer=f"inverse of {self.explainer}")
 
     def _reversed_order(self) -> Tensor:
         if self.valid is None:
@@ -208,16 +220,15 @@ class Explanation:
             targets=self.targets[index],
             ids=self.ids[index],
             draw_ids=self.draw_ids[index],
-            order=self.order[index],
-            tied=self.tied[index],
+            given_order=self.order[index],
+            given_tied=self.tied[index],
             space=self.space.take(index),
         )
 
     def matching(self, task: Task) -> Explanation:
         """The same on the device of a task, which it must belong to: same samples, same features."""
         own, space = (len(self.ids), self.space.n_features), task.space
-        ranked = self.__dict__.get("_ranked", ())
-        if id(self.values) in ranked[:1] and _writes(self.values) != ranked[1]:
+        if id(self.values) == self.written[0] and _writes(self.values) != self.written[1]:
             raise InputError(
                 f"the values of '{self.explainer}' were written to since they were ranked; use "
                 "explanation.with_values(values), which ranks anew"
@@ -237,19 +248,14 @@ class Explanation:
         moved = self.to(task.inputs.device)
         if moved.draw_ids is task.draw_ids:
             return moved
-        same = object.__new__(type(moved))
-        same.__dict__.update(moved.__dict__, draw_ids=task.draw_ids)
-        return same
+        return moved._unchecked(draw_ids=task.draw_ids)
 
     def to(self, device: torch.device | str) -> Explanation:
         """The same explanation on another device."""
         if self.values.device == torch.device(device):
             return self
-        moved = {
-            n: getattr(self, n).to(device)
-            for n in ("values", "targets", "ids", "draw_ids", "order", "tied", "space")
-        }
-        return replace(self, **moved)
+        moved = {n: getattr(self, n).to(device) for n in ("values", "targets", "ids", "draw_ids", "space")}
+        return replace(self, **moved, given_order=self.order.to(device), given_tied=self.tied.to(device))
 
     def maps(self) -> Tensor:
         """The values laid back over the inputs: (N, *shape of the labels)."""
@@ -308,7 +314,7 @@ class Explanation:
             tensors["order"],
             Cost(*header["cost"]),
             header["provenance"],
-            tied=tensors.get("tied"),  # type: ignore[arg-type]
+            given_tied=tensors.get("tied"),
             draw_ids=tensors.get("draw_ids"),  # type: ignore[arg-type]
         )
 
@@ -345,22 +351,6 @@ class Explanation:
 
 def _no_ties(order: Tensor) -> Tensor:
     return torch.zeros_like(order, dtype=torch.bool)
-
-
-def _computed_when_read(name: str, make: Callable[[Explanation], Tensor]) -> Any:
-    """A field that is computed when it is first read, unless it was given."""
-
-    def read(owner: Explanation) -> Any:
-        kept = owner.__dict__
-        if kept.get(name) is None:
-            kept[name] = make(owner)
-        return kept[name]
-
-    return property(read, lambda owner, value: owner.__dict__.update({name: value}))
-
-
-Explanation.order = _computed_when_read("order", Explanation._sorted)
-Explanation.tied = _computed_when_read("tied", Explanation._ties)
 
 
 def _writes(values: Tensor) -> int:

@@ -85,15 +85,16 @@ class Scores:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        own = self.__dict__
         for what, kinds in _KINDS.items():
-            if not isinstance(own[what], kinds):
+            given = getattr(self, what)
+            if not isinstance(given, kinds):
                 expected = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
-                raise InputError(f"Scores: {what} is of type {expected}, got {own[what]!r:.80}")
+                raise InputError(f"Scores: {what} is of type {expected}, got {given!r:.80}")
         if self.values.shape != self.ids.shape[:1]:
             raise ShapeError(f"scores have shape {tuple(self.values.shape)}, expected ({len(self.ids)},)")
-        own["values"] = self.values.detach().to(torch.float64)
-        own.update(_finite_or_flagged(own["values"], _raised(self.flags)))
+        values, flags = _finite_or_flagged(self.values.detach().to(torch.float64), _raised(self.flags))
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "flags", flags)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -287,17 +288,17 @@ def _raised(flags: Mapping[str, Tensor]) -> dict[str, Tensor]:
 BEYOND, ABSENT = "beyond the range of numbers", "has no value"
 
 
-def _finite_or_flagged(values: Tensor, flags: dict[str, Tensor]) -> dict[str, Any]:
+def _finite_or_flagged(values: Tensor, flags: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Infinity becomes NaN, and every NaN gets a flag that says why."""
     if bool(values.isfinite().all()):
-        return {"flags": flags}
+        return values, flags
     told = torch.zeros_like(values, dtype=torch.bool)
     for mask in flags.values():
         told |= mask.to(told.device)
     infinite = values.isinf()
     found = {BEYOND: infinite, ABSENT: values.isnan() & ~told}
     more = {reason: mask for reason, mask in found.items() if bool(mask.any())}
-    return {"values": values.masked_fill(infinite, torch.nan), "flags": {**flags, **more}}
+    return values.masked_fill(infinite, torch.nan), {**flags, **more}
 
 
 def _column(value: Tensor) -> Any:

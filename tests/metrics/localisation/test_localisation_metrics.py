@@ -121,7 +121,7 @@ def test_ties_are_averaged_or_follow_the_order_that_travels_with_the_map(name: s
     last = Explanation(values, task.space, task.targets, task.ids)
     order = last.order.clone()
     order[0, [-1, -2]] = order[0, [-2, -1]]
-    first = Explanation(values, task.space, task.targets, task.ids, order=order)
+    first = Explanation(values, task.space, task.targets, task.ids, given_order=order)
     settings = {"k": 1} if name == "top_k_intersection" else {}
     for map_, along_it in ((last, 0.0), (first, 1.0)):
         assert vd.score(name, task, map_, ties="stable", **settings).values.item() == along_it

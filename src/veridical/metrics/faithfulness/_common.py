@@ -19,7 +19,7 @@ from veridical.perturb.rules import MaskRule
 from veridical.perturb.shared_work import shared
 from veridical.perturb.subset_table import FEW, places_of
 from veridical.values.regions import Regions, Removal, removal
-from veridical.values.weak_orders import TieOrders
+from veridical.values.ties import TieOrders
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from veridical.functional import pearson
 from veridical.metrics import Count, Outcome, RankingMetric, check_steps, probe, register, step_counts
 from veridical.metrics.faithfulness._common import RankBands
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
-from veridical.values.weak_orders import TieOrders
+from veridical.values.ties import TieOrders
 
 
 @register

@@ -12,7 +12,7 @@ from veridical.metrics import Count, Outcome, RankingMetric, check_steps, probe,
 from veridical.metrics.faithfulness._common import RankBands
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
 from veridical.perturb.fills import Marginal, UniformNoise
-from veridical.values.weak_orders import TieOrders
+from veridical.values.ties import TieOrders
 
 
 @register

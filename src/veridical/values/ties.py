@@ -96,14 +96,10 @@ class TieOrders:
 
     @classmethod
     def of(cls, explanation: Explanation, matters: Tensor | None = None) -> TieOrders:
-        """The rankings that a map stands for; found once for all metrics that remove the same."""
+        """The rankings that a map stands for."""
         if not explanation.has_ties:
             return cls.none(explanation)
-        kept = explanation.__dict__.get("_tie_orders")
-        if kept is None or kept[0] is not matters:
-            kept = matters, _rankings(explanation, matters)
-            explanation.__dict__["_tie_orders"] = kept
-        return cls(explanation, *kept[1])
+        return cls(explanation, *_rankings(explanation, matters))
 
     def where(self, seen: Tensor | bool) -> TieOrders:
         """The same where ties are `seen`; elsewhere maps keep the order they have."""
@@ -184,5 +180,5 @@ def check_order(order: Any, values: Tensor, who: str) -> None:
         bad = wrong.nonzero().reshape(-1)[:5].tolist()
         raise InputError(
             f"`order` does not sort the values of '{who}' in samples {bad}: it is that of another map. Use "
-            "explanation.with_values(values), which ranks anew, or give order=None"
+            "explanation.with_values(values), which ranks anew, or give no order"
         )
