@@ -25,15 +25,13 @@ DOCS = HERE.parents[1] / "docs"
 FORMULAS: dict[str, dict[str, str]] = yaml.safe_load((HERE / "formulas.yml").read_text("utf-8"))
 ORDER = ["faithfulness", "robustness", "randomisation", "complexity", "localisation", "axiomatic"]
 FAMILIES = {
-    "Gradients": ("gradients", "smoothing", "shap_gradients", "backprop"),
+    "Gradients": ("gradients", "smoothing", "backprop"),
     "Relevance handed down": ("lrp", "deeplift"),
     "Class activation maps": ("cam",),
     "Attention": ("attention",),
-    "Asking with features removed": (
-        *("ablation", "occlusion", "rise", "sensitivity_indices", "permutation_importance", "lime"),
-    ),
-    "Shapley values": ("kernel_shap", "exact_shapley", "partition_shap", "shapley_sampling", "tree_shap"),
-    "Controls": ("controls", "controls_input"),
+    "Asking with features removed": ("occlusion", "rise", "surrogates"),
+    "Shapley values": ("shapley", "partition_shap", "trees"),
+    "Controls": ("controls",),
 }
 """Families of explainers by the modules that hold them."""
 ASCII_FORMULA = re.compile(r"[_‖=∩|]|\b(?:mean|max) over\b")

@@ -177,7 +177,7 @@ def as_maps(thing: Any, task: Task) -> Explanation | None:
     if isinstance(thing, torch.Tensor) or type(thing).__module__ == "numpy":
         return Explanation(task.values(thing), task.space, task.targets, task.ids, draw_ids=task.draw_ids)
     if type(thing).__module__.partition(".")[0] in ("pandas", "polars", "shap"):
-        from veridical.explainers.other_packages import finished
+        from veridical.explainers.adapters import finished
 
         values = finished(thing, task)
         return (

@@ -10,7 +10,7 @@ from torch import nn
 import veridical as vd
 from tests.reference.small_nets import image_task
 from veridical.errors import NotApplicableError
-from veridical.explainers.controls_input import InputMagnitude, MovingNoise
+from veridical.explainers.controls import InputMagnitude, MovingNoise
 from veridical.explainers.transforms import OtherClass, explainer_from_json
 from veridical.perturb.fills import NeighbourMean
 

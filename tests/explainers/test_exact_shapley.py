@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.small_models import mlp
 from veridical.errors import NotApplicableError
-from veridical.explainers.exact_shapley import shapley_values
+from veridical.explainers.shapley import shapley_values
 
 
 def over_orders(task: vd.Task, sample: int) -> Tensor:

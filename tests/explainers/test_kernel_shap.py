@@ -12,10 +12,9 @@ from tests.reference.shapley import shapley_values
 from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import KernelShap, Lime
-from veridical.explainers.kernel_shap import _deviations, _Paired
+from veridical.explainers.shapley import _deviations
 from veridical.models.predictor import Plan
 from veridical.perturb.fills import Constant, Token
-from veridical.perturb.rules import Given
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -149,40 +148,6 @@ def test_chunks_do_not_matter(table):
 def test_budget_is_checked():
     with pytest.raises(InputError, match="budget is a whole number from 3"):
         KernelShap(2)
-
-
-def paired(sets: Tensor, valid: Tensor) -> Tensor:
-    """All masks by hand: everything, then each set and what it leaves."""
-    masks = [valid]
-    for each in sets.unbind(1):
-        masks += [each, valid & ~each]
-    return torch.stack(masks, 1)
-
-
-@pytest.mark.parametrize("features", [5, 16])  # a byte at a time, and eight
-@pytest.mark.parametrize("padded", [False, True])
-def test_sets_and_what_they_leave_are_asked_in_turn(features: int, padded: bool) -> None:
-    draw = torch.Generator().manual_seed(0)
-    valid = torch.ones(3, features, dtype=torch.bool)
-    if padded:
-        valid[1, 3:] = False
-    sets = (torch.rand(3, 4, features, generator=draw) < 0.5) & valid[:, None]
-    rule, expected = _Paired(Given(sets), valid), paired(sets, valid)
-    assert rule.count == expected.shape[1] == 9
-    for start in range(9):
-        for stop in range(start + 1, 10):
-            for some in (slice(0, 3), slice(1, 2)):
-                found = rule.removed(some, slice(start, stop))
-                assert found.dtype == torch.bool
-                assert torch.equal(found, expected[some, start:stop])
-    assert not torch.equal(rule.removed(slice(0, 3), slice(0, 9)), paired(valid[:, None] & ~sets, valid))
-
-
-def test_without_sets_everything_alone_is_asked() -> None:
-    valid = torch.ones(2, 1, dtype=torch.bool)
-    rule = _Paired(Given(valid[:, None][:, :0]), valid)
-    assert rule.count == 1
-    assert torch.equal(rule.removed(slice(0, 2), slice(0, 1)), valid[:, None])
 
 
 @pytest.mark.parametrize("features", [6, 40])  # fewer features than sets, and more

@@ -9,8 +9,7 @@ from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Lime
-from veridical.explainers.least_squares import least_squares
-from veridical.explainers.lime import ridge_fit
+from veridical.explainers.surrogates import least_squares, ridge_fit
 from veridical.models.predictor import Plan
 from veridical.perturb.fills import Token
 from veridical.values.space import Space

@@ -246,6 +246,6 @@ def test_of_several_classes_the_values_of_the_target_are_taken(monkeypatch: pyte
         def shap_values(self, rows: object, check_additivity: bool) -> object:
             return torch.arange(2 * 3 * 4).reshape(2, 3, 4).numpy()
 
-    monkeypatch.setattr(import_module("veridical.explainers.tree_shap"), "_explainer", lambda *_: Trees())
+    monkeypatch.setattr(import_module("veridical.explainers.trees"), "_explainer", lambda *_: Trees())
     task = vd.Task(nn.Linear(3, 4), torch.rand(2, 3), targets=[1, 3])
     assert TreeShap().attribute(task, vd.core.Key(0)).tolist() == [[1, 5, 9], [15, 19, 23]]

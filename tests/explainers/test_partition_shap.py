@@ -12,8 +12,7 @@ from tests.reference.partition import halving_order, owen_values
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import ExactShapley, PartitionShap
-from veridical.explainers.halving_tree import Beside, halving_paths, rows_of_tree
-from veridical.explainers.partition_shap import TOGETHER
+from veridical.explainers.partition_shap import TOGETHER, Beside, halving_paths, rows_of_tree
 from veridical.models.plan import Plan
 from veridical.values.space import Space
 from veridical.values.task import Task

@@ -9,7 +9,6 @@ from torch import nn
 import veridical as vd
 from veridical.explainers import KernelShap, Occlusion, applicable, registry
 from veridical.explainers.controls import image_edges
-from veridical.explainers.grid import by_products, interpolated
 from veridical.plots import slices
 from veridical.report.gallery import gallery
 from veridical.values.space import Space
@@ -74,11 +73,6 @@ def test_voxels_are_joined_into_blocks(task: vd.Task) -> None:
     assert cells is not None
     assert cells.count == 27
     assert cells.space.labels[0].unique().numel() == 27
-
-
-def test_volumes_resize_alike_either_way() -> None:
-    maps = torch.rand(2, 3, 2, 3, 4)
-    torch.testing.assert_close(by_products(maps, [5, 6, 7]), interpolated(maps, [5, 6, 7]))
 
 
 def test_edges_of_a_volume_are_those_of_its_slices() -> None:

@@ -13,7 +13,7 @@ import torch
 import veridical as vd
 from veridical.data import load_task
 from veridical.errors import InputError, NotApplicableError
-from veridical.explainers.tree_shap import TreeShap
+from veridical.explainers.trees import TreeShap
 
 pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]
 catboost = pytest.importorskip("catboost")

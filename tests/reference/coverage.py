@@ -15,7 +15,7 @@ from tests.reference import detach_trick
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.explainers import LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus, registry
-from veridical.explainers.shap_gradients import baselines
+from veridical.explainers.gradients import baselines
 
 LAW, REFERENCE, RELATION, ANSWERS, ELSEWHERE = (
     "its law holds in this cell: the values sum to what they promise",

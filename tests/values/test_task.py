@@ -15,7 +15,7 @@ from tests.reference.small_models import Convolution, Text, mlp
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
-from veridical.explainers.function import FunctionExplainer
+from veridical.explainers.adapters import FunctionExplainer
 from veridical.models.predictor import Plan
 from veridical.perturb import fills
 from veridical.values.space import Space

@@ -14,7 +14,7 @@ from veridical.auditing.jobs import Done, Job, elsewhere
 from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalError
 from veridical.explainers import Explainer
-from veridical.explainers.controls_input import InputMagnitude
+from veridical.explainers.controls import InputMagnitude
 from veridical.explainers.laws import change_from_nothing
 from veridical.functional.responses import grid_step
 from veridical.metrics import Metric

@@ -11,9 +11,9 @@ from veridical.explainers.base import applicable as applicable
 from veridical.explainers.base import as_explainer as as_explainer
 from veridical.explainers.base import register as register
 from veridical.explainers.base import registry as registry
-from veridical.explainers.function import FunctionExplainer as FunctionExplainer
 
 if TYPE_CHECKING:
+    from veridical.explainers.adapters import FunctionExplainer as FunctionExplainer
     from veridical.explainers.adapters import from_captum as from_captum
     from veridical.explainers.adapters import from_shap as from_shap
     from veridical.explainers.adapters import from_zennit as from_zennit

@@ -1,23 +1,280 @@
-"""Other packages' explainers as ours: captum's attributions, shap's explainers, zennit's composites."""
+"""Explainers of other packages, a user's own function, and finished maps: captum, shap, zennit, lime, pandas.
+
+None of these packages is imported before it is used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veridical.core.key import Key
-from veridical.errors import InputError
-from veridical.explainers.adapted_captum import CaptumExplainer
-from veridical.explainers.adapted_shap import ShapExplainer
-from veridical.explainers.adapter_parts import _Adapter, _label
-from veridical.explainers.base import selected
+from veridical.errors import InputError, NotApplicableError, ShapeError, check_arity
+from veridical.explainers.base import Explainer, selected
+from veridical.functional.devices import random_states
+from veridical.models.dataframes import as_pandas, is_frame
 from veridical.models.embeddings import EmbeddingView
 from veridical.models.predictor import call
 from veridical.values.task import Task
+
+
+@dataclass(frozen=True)
+class _Adapter(Explainer):
+    """What the adapters share: settings that hold objects are written down as text."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "version": self.version, "settings": self._described()}
+
+    def _described(self) -> str:
+        return ""
+
+
+def _over_inputs(maps: Tensor, task: Task, name: str) -> Tensor:
+    """Maps of a layer (n, 1, h, w) come back at the size of the image."""
+    if maps.dim() == 4 and task.inputs.dim() == 4 and maps.shape[1] == 1 and maps.shape != task.inputs.shape:
+        size = tuple(task.inputs.shape[-2:])
+        if tuple(maps.shape[-2:]) != size:
+            maps = nn.functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
+        return maps.expand_as(task.inputs) / task.inputs.shape[1]
+    return maps
+
+
+def _label(thing: Any) -> str:
+    return str(getattr(thing, "__name__", type(thing).__name__))
+
+
+def _short(value: Any) -> str:
+    return f"tensor{tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+@contextmanager
+def seeded_torch(key: Key) -> Iterator[None]:
+    """Seed torch's global generators for code that draws from them, and put them back."""
+    with torch.random.fork_rng(devices=random_states()):
+        torch.manual_seed(key.state & (2**63 - 1))
+        yield
+
+
+@contextmanager
+def seeded_numpy(key: Key) -> Iterator[None]:
+    """For code that draws from numpy's global generator: seed it, then put it back."""
+    before = np.random.get_state()  # noqa: NPY002
+    np.random.seed(key.state & 0xFFFFFFFF)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+
+
+# --- a user's function ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FunctionExplainer(Explainer):
+    """`function(model, inputs, targets) -> maps`; side inputs and `key` only if its signature names them.
+
+    The function gets a private copy of the model, whose calls are counted and whose weights are those of the
+    world it is asked in, and rows that fit one chunk. The global generators of torch and numpy are seeded for
+    it, so that the same seed gives the same maps.
+    """
+
+    function: Callable[..., Any] = len  # always replaced by the caller's
+    """The caller's function."""
+    label: str = ""
+    """Name in results; empty takes the function's own."""
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.label or getattr(self.function, "__name__", type(self.function).__name__)
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        offered: dict[str, Any] = {"key": key}
+        if isinstance(task.side, dict):
+            offered |= task.side
+        else:
+            offered["side"] = task.side
+        try:
+            named = inspect.signature(self.function).parameters
+        except (TypeError, ValueError):
+            named = {}  # type: ignore[assignment]
+        extra = {name: value for name, value in offered.items() if name in named}
+        check_arity(self.function, 3, extra, "an explainer is a function (model, inputs, targets) -> maps")
+        own = key / int(task.draw_ids[0])
+        exposed = task.predictor.exposed()
+        with task.session(grad=True), exposed as model, seeded_torch(own), seeded_numpy(own):
+            # a copy: users ask gradients of what they get, or write into it
+            maps = self.function(model, task.inputs.clone(), task.targets, **extra)
+        return task.values(maps, f"the map of '{self.name}'")
+
+
+# --- captum -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CaptumExplainer(_Adapter):
+    """A captum method on the task's model.
+
+    Methods that draw random numbers draw from torch's global generator, once per batch: it is seeded by the
+    key and put back, so the same plan gives the same map, but another plan another draw.
+    """
+
+    attribution: Any = None
+    """A captum class, or an object of one, which is set up again on the task's model."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Named arguments handed to captum's `attribute`."""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"captum {_label(self.attribution)}"
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        kind = self.attribution if isinstance(self.attribution, type) else type(self.attribution)
+        perturbs = any(base.__name__ == "PerturbationAttribution" for base in kind.__mro__)
+        return frozenset() if perturbs else frozenset({"gradient"})
+
+    @property
+    def stochastic(self) -> bool:  # type: ignore[override]
+        label = _label(self.attribution)
+        return any(word in label for word in ("Shap", "Lime", "NoiseTunnel", "Sampling"))
+
+    def _described(self) -> str:
+        return ", ".join(f"{name}={_short(value)}" for name, value in self.kwargs.items())
+
+    def rows_per_sample(self, task: Task) -> int:
+        if "internal_batch_size" in self.kwargs:
+            return 1
+        steps = self.kwargs.get("n_steps", self.kwargs.get("nt_samples"))
+        if steps is None and "IntegratedGradients" in _label(self.attribution):
+            steps = 50  # captum's own default
+        return int(steps or 1)
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        names = list(task.side) if isinstance(task.side, dict) else []
+        extra = tuple(task.side.values()) if isinstance(task.side, dict) else task.side
+        exposed = task.predictor.exposed()
+        with task.session(grad=True), exposed as model, seeded_torch(key / int(task.draw_ids[0])):
+            method = self._bound(_ByPosition(model, names) if names else model)
+            kwargs = dict(self.kwargs)
+            accepted = inspect.signature(method.attribute).parameters
+            passes_on = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+            if "target" in accepted or passes_on:
+                kwargs.setdefault("target", task.targets)
+            if extra and ("additional_forward_args" in accepted or passes_on):
+                kwargs.setdefault("additional_forward_args", extra)
+            rows = task.inputs.detach().clone().requires_grad_("gradient" in self.needs)
+            maps = method.attribute(rows, **kwargs)
+        if isinstance(maps, tuple) and len(maps) == 1:
+            maps = maps[0]
+        if not isinstance(maps, Tensor):
+            raise ShapeError(f"'{self.name}' gave a {type(maps).__name__}; expected one tensor of maps")
+        return _over_inputs(maps.detach(), task, self.name)
+
+    def _bound(self, model: nn.Module) -> Any:
+        if isinstance(self.attribution, type) or not hasattr(self.attribution, "attribute"):
+            return self.attribution(model)
+        return _rebound(self.attribution, model)
+
+
+def _rebound(attribution: Any, model: nn.Module) -> Any:
+    """A copy of a captum object, and of the objects it wraps, that asks this model instead of its own."""
+    bound = copy.copy(attribution)
+    for name in ("forward_func", "model"):
+        if hasattr(bound, name):
+            setattr(bound, name, model)
+    for name, value in vars(attribution).items():
+        if hasattr(value, "attribute") and hasattr(value, "forward_func"):
+            setattr(bound, name, _rebound(value, model))
+    return bound
+
+
+class _ByPosition(nn.Module):
+    """The counted model with its named side inputs given by position, as captum passes them."""
+
+    def __init__(self, module: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.module = module
+        self.names = names
+
+    def forward(self, x: Tensor, *values: Any) -> Tensor:
+        answer: Tensor = self.module(x, **dict(zip(self.names, values, strict=True)))
+        return answer
+
+
+# --- shap -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ShapExplainer(_Adapter):
+    """A shap explainer on the task's model, for the explained output of each sample."""
+
+    make: Callable[..., Any] = len  # always replaced by the caller's
+    """Makes shap's explainer: a class, or a function of the model and its background rows."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Named arguments handed to shap when it explains."""
+    stochastic: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"shap {_label(self.make)}"
+
+    def _described(self) -> str:
+        return ", ".join(f"{name}={_short(value)}" for name, value in self.kwargs.items())
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        if task.side:
+            raise NotApplicableError(
+                f"'{self.name}' asks the model about rows alone; this task has side inputs"
+            )
+        shape = task.inputs.shape[1:]
+
+        def predict(rows: Any) -> Any:
+            tensor = torch.as_tensor(np.asarray(rows)).to(device=task.device, dtype=task.inputs.dtype)
+            return task.predictor.outputs(tensor.reshape(-1, *shape)).detach().cpu().numpy()
+
+        rows = task.inputs.reshape(len(task), -1)
+        background = None if task.train is None else task.train.reshape(len(task.train), -1).cpu().numpy()
+        named = inspect.signature(self.make).parameters
+        with seeded_numpy(key / int(task.draw_ids[0])):
+            if "model" in named:
+                with task.session(grad=True), task.predictor.exposed() as model:
+                    answer = _shap_values(
+                        self.make(model=model, background=task.train), task.inputs, self.kwargs
+                    )
+            else:
+                answer = _shap_values(self.make(predict, background), rows.cpu().numpy(), self.kwargs)
+        values = torch.as_tensor(np.asarray(answer)).to(task.device, task.outputs.dtype)
+        if values.numel() == rows.numel():
+            return values.reshape(task.inputs.shape)
+        if values.numel() == rows.numel() * task.n_outputs:
+            flat = values.reshape(*rows.shape, task.n_outputs)
+            chosen = flat.gather(-1, task.targets[:, None, None].expand(-1, flat.shape[1], 1))
+            return chosen.reshape(task.inputs.shape)
+        raise ShapeError(
+            f"'{self.name}' gave values of shape {tuple(values.shape)} for {len(task)} rows of "
+            f"{tuple(shape)} and {task.n_outputs} outputs"
+        )
+
+
+def _shap_values(explainer: Any, rows: Any, kwargs: dict[str, Any]) -> Any:
+    """Values (rows, features[, outputs]) from either of shap's two interfaces."""
+    if hasattr(explainer, "shap_values"):
+        values = explainer.shap_values(rows, **kwargs)
+    else:
+        values = explainer(rows, **kwargs).values
+    return np.stack(values, -1) if isinstance(values, list) else values
+
+
+# --- zennit -----------------------------------------------------------------------------------------------
 
 
 def from_captum(attribution: Any, **attribute_kwargs: Any) -> CaptumExplainer:
@@ -81,3 +338,145 @@ class ZennitExplainer(_Adapter):
                 total = selected(call(model, x, task.side), task.targets).sum()
                 (relevance,) = torch.autograd.grad(total, x)
         return relevance.detach()
+
+
+# --- objects as their maker set them up -------------------------------------------------------------------
+
+
+def adapted(thing: Any) -> Explainer | None:
+    """An explainer of ours around one of another package; None where it is nothing of the kind."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    package = kind.__module__.partition(".")[0]
+    if package == "captum" and hasattr(thing, "attribute"):
+        return from_captum(thing)  # a class as well: it is set up on the task's model
+    if kind is thing:
+        return None
+    if package == "shap" and (hasattr(thing, "shap_values") or hasattr(thing, "explain_row")):
+        return BoundExplainer(thing)
+    if package == "lime" and hasattr(thing, "explain_instance"):
+        return BoundExplainer(thing)
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class BoundExplainer(Explainer):
+    """An explainer of shap or lime as its maker set it up: it asks its own model, whose rows are not counted.
+
+    It can be judged by its maps, not by how they move with the model's weights: for that give `from_shap` a
+    function that makes it for a model.
+    """
+
+    bound: Any = None
+    """The other package's explainer."""
+    stochastic: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"{type(self.bound).__module__.partition('.')[0]} {type(self.bound).__name__}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "version": self.version, "settings": "as its maker set it up"}
+
+    def why_not(self, task: Task) -> str | None:
+        if task.side:
+            return "it asks the model about rows alone, and this task has side inputs"
+        if task.reference is not task:
+            return (
+                "it is bound to its own model and does not move with the task's; give "
+                "vd.explainers.from_shap a function (predict, background) -> explainer instead"
+            )
+        return super().why_not(task)
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        with torch.enable_grad(), seeded_torch(key), seeded_numpy(key):
+            return self._maps_of(task)
+
+    def _maps_of(self, task: Task) -> Tensor:
+        rows = _rows(task)
+        if hasattr(self.bound, "explain_instance"):
+            return torch.stack([self._by_lime(task, row, n) for n, row in enumerate(np.asarray(rows))])
+        if hasattr(self.bound, "shap_values"):
+            torches = _is_of_torch(self.bound)
+            found = self.bound.shap_values(task.inputs.clone() if torches else rows)
+            values = np.stack(found, -1) if isinstance(found, list) else np.asarray(found)
+        else:
+            values = np.asarray(self.bound(rows).values)
+        return explained_output(values, task, self.name)
+
+    def _by_lime(self, task: Task, row: Any, sample: int) -> Tensor:
+        def probabilities(some: Any) -> Any:
+            given = torch.as_tensor(np.asarray(some)).to(task.inputs)
+            return task.probabilities(task.predictor.outputs(given)).cpu().numpy()
+
+        target = int(task.targets[sample])
+        told = self.bound.explain_instance(row, probabilities, labels=(target,), num_features=len(row))
+        values = torch.zeros(len(row), dtype=torch.float64)
+        for feature, weight in told.as_map()[target]:
+            values[feature] = weight
+        return values
+
+
+def _is_of_torch(bound: Any) -> bool:
+    return type(bound).__name__ in ("GradientExplainer", "DeepExplainer")
+
+
+def _rows(task: Task) -> Any:
+    """The rows as the model's own package knows them: a data frame where the task came from one."""
+    codec = getattr(task.predictor.source.module, "codec", None)
+    return task.inputs.cpu().numpy() if codec is None else codec.decode(task.inputs)
+
+
+def explained_output(values: Any, task: Task, name: str) -> Tensor:
+    """Values (N, ...) or (N, ..., outputs) as those of the explained output."""
+    found = torch.as_tensor(np.asarray(values, dtype=np.float64))
+    if found.dim() == task.inputs.dim() + 1:
+        if found.shape[-1] != task.n_outputs:
+            raise InputError(
+                f"'{name}' gave values for {found.shape[-1]} outputs, the task's model has {task.n_outputs}"
+            )
+        target = task.targets.cpu().view(-1, *[1] * (found.dim() - 1)).expand(*found.shape[:-1], 1)
+        return found.gather(-1, target)[..., 0].to(task.device)
+    if task.n_outputs == 2 and task.head == "binary" and found.shape == task.inputs.shape:
+        # of the one margin that such models have: it speaks for the second class and against the first
+        sign = (2 * task.targets.cpu() - 1).view(-1, *[1] * (found.dim() - 1))
+        found = found * sign
+    return found.to(task.device)
+
+
+def finished(thing: Any, task: Task) -> Tensor | None:
+    """Maps from a data frame of attributions or a `shap.Explanation`; None where it is neither."""
+    thing = as_pandas(thing)
+    if is_frame(thing):
+        return task.values(_by_name(thing, task), "the data frame of attributions")
+    if type(thing).__module__.startswith("shap") and hasattr(thing, "base_values"):
+        _same_rows(thing, task)
+        return task.values(explained_output(thing.values, task, "shap.Explanation"), "shap.Explanation")
+    return None
+
+
+def _by_name(frame: Any, task: Task) -> Any:
+    names = None if task.space.names is None else [str(name) for name in task.space.names]
+    given = [str(name) for name in frame.columns]
+    if names is None or not set(names) & set(given):
+        if all(isinstance(name, int | np.integer) for name in frame.columns):
+            return frame.to_numpy(dtype=np.float64)
+        raise NotApplicableError(
+            f"the columns of these attributions ({given[:4]}...) are not the task's features; give an array "
+            "in the order of the features"
+        )
+    if sorted(names) != sorted(given):
+        odd = sorted(set(names) ^ set(given))
+        raise InputError(f"attributions and task do not have the same columns: {odd[:6]}")
+    by_name = dict(zip(given, frame.columns, strict=True))
+    return frame[[by_name[name] for name in names]].to_numpy(dtype=np.float64)
+
+
+def _same_rows(explanation: Any, task: Task) -> None:
+    """Refuse values of other rows than the task's, where the explanation says which it explains."""
+    try:
+        data = np.asarray(explanation.data, dtype=np.float64)
+    except (TypeError, ValueError):
+        return
+    own = task.inputs.detach().cpu().double().numpy()
+    if data.shape == own.shape and not np.allclose(data, own, equal_nan=True):
+        raise InputError("this shap.Explanation explains other rows than the task's, or in another order")

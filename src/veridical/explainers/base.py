@@ -255,7 +255,7 @@ def as_explainer(explainer: Any, **settings: Any) -> Explainer:
         )
     if isinstance(explainer, Explainer):
         return explainer
-    from veridical.explainers.other_packages import adapted
+    from veridical.explainers.adapters import adapted
 
     other = adapted(explainer)
     if other is not None:
@@ -264,7 +264,7 @@ def as_explainer(explainer: Any, **settings: Any) -> Explainer:
         name = explainer.__name__
         raise InputError(f"{name} is a class, and an explainer is an object of one: {name}(...)")
     if callable(explainer):
-        from veridical.explainers.function import FunctionExplainer
+        from veridical.explainers.adapters import FunctionExplainer
 
         return FunctionExplainer(explainer)
     raise InputError(

@@ -1,4 +1,4 @@
-"""Controls: maps that know nothing of the model and that no honest metric should prefer."""
+"""Controls: maps that know nothing of the model, or only its outputs; no honest metric should prefer them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.core.allowed import Count
 from veridical.core.key import Key
-from veridical.explainers.base import Explainer, register
+from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.grid import as_features, time_axis
+from veridical.explainers.prompts import asks_prompts, lengths
+from veridical.perturb.backgrounds import Backgrounds
 from veridical.values.task import Task
 
 
@@ -108,3 +110,79 @@ def jumps(series: Tensor, axis: int) -> Tensor:
     """How far a series moves at each step (n, steps), the mean over its channels."""
     change = series.diff(dim=axis, prepend=series.narrow(axis, 0, 1)).abs()
     return change.movedim(axis, 1).flatten(2).mean(2)
+
+
+@register
+@dataclass(frozen=True)
+class InputMagnitude(Explainer):
+    """How far each feature lies from its fill, in standard deviations of the reference rows; never the model.
+
+    |x - fill| / sd, summed over the elements of a feature; without reference rows, or where they do not vary,
+    sd is 1. Tokens have no magnitude: there it is how rare a token is among the reference rows,
+    -log((count + 1) / (tokens + 1)), and without such rows its number, since vocabularies list common
+    tokens first. The size of a unit of a prompt is its length in tokens.
+    """
+
+    name: ClassVar[str] = "input_magnitude"
+    summary: ClassVar[str] = "control: how far the input is from its fill"
+    paper: ClassVar[str] = "control"
+    control: ClassVar[bool] = True
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        if task.modality == "text" and not task.inputs.is_floating_point():
+            return rarity(task)
+        if asks_prompts(task):
+            return lengths(task)
+        if task.fill.looks_at_mask:
+            behind = task.inputs.new_zeros(()) if task.train is None else task.train.double().nanmean(0)
+        else:
+            behind = Backgrounds(task, task.fill, FILL_KEY)(slice(0, len(task))).double().nanmean(1)
+        far = (task.inputs.double() - behind).abs() / spread(task)
+        return task.space.pool(far.nan_to_num(nan=0.0), "sum")  # what is missing has no size
+
+
+def spread(task: Task) -> Tensor:
+    """The standard deviation of each element over the reference rows, 1 where there is none."""
+    if task.train is None or len(task.train) < 2:
+        return torch.ones((), dtype=torch.float64, device=task.device)
+    rows = task.train
+    known: Tensor = task.from_train("spread of elements", lambda: _deviation(rows.double()))
+    return torch.where(known > 0, known, 1.0)
+
+
+def _deviation(rows: Tensor) -> Tensor:
+    """The standard deviation over the rows, of values that are not missing."""
+    return (rows - rows.nanmean(0)).square().nanmean(0).sqrt()
+
+
+def rarity(task: Task) -> Tensor:
+    """How rare each token is, (N, V)."""
+    tokens = task.inputs.flatten(1).long()
+    if task.train is None:
+        return tokens.double()
+    rows = task.train.flatten().long()
+    counts: Tensor = task.from_train("counts of tokens", lambda: rows.clamp(min=0).bincount())
+    known = torch.where(tokens < len(counts), counts[tokens.clamp(0, len(counts) - 1)], 0)
+    return -((known + 1) / (len(rows) + 1)).double().log()
+
+
+@register
+@dataclass(frozen=True)
+class MovingNoise(Explainer):
+    """Noise of each sample plus a random projection of the model's outputs: it moves with the model.
+
+    It follows the outputs and knows no feature, so metrics that watch a map move, as GEF does, like it.
+    """
+
+    name: ClassVar[str] = "moving_noise"
+    summary: ClassVar[str] = "control: noise that moves with the outputs"
+    paper: ClassVar[str] = "control"
+    control: ClassVar[bool] = True
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        size = task.space.n_features
+        # the same noise in every world and under every seed: only the model moves it
+        own = Key(0) / self.name
+        noise = keyed.normal(own / "noise", task.draw_ids, 0, size)
+        towards = keyed.normal(own / "towards", torch.arange(task.n_outputs, device=task.device), 0, size)
+        return noise + task.respond(task.outputs, "logit").double() @ towards.double()

@@ -1,15 +1,20 @@
-"""Maps on a spatial grid: one value per pixel or step, resized and laid over the input's channels."""
+"""Features on a spatial grid: maps resized and laid over the input, neighbours joined into cells."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.functional.devices import no_autocast, on_host
+from veridical.values.space import Space
 from veridical.values.task import Task
+
+# --- maps -------------------------------------------------------------------------------------------------
 
 
 def spatial_axes(task: Task) -> int:
@@ -34,38 +39,8 @@ def time_axis(task: Task) -> int:
 
 def resized(maps: Tensor, size: list[int]) -> Tensor:
     """Maps (n, channels, *grid) at another size, linear between the centres of the cells."""
-    # CUDA's own kernel takes longer over many small maps than a model over the inputs they are laid on
-    if not on_host(maps) and torch.backends.cuda.matmul.fp32_precision == "ieee":
-        return by_products(maps, size)
-    return interpolated(maps, size)
-
-
-def interpolated(maps: Tensor, size: list[int]) -> Tensor:
-    """By torch's own operation."""
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
     return F.interpolate(maps, size=size, mode=mode, align_corners=False)
-
-
-def by_products(maps: Tensor, size: list[int]) -> Tensor:
-    """The same as a product with a matrix along each axis; floats of 16 bits are summed in 32, as there."""
-    dtype = torch.promote_types(maps.dtype, torch.float32)
-    axes = zip(maps.shape[2:], size, strict=True)
-    across = [shares(old, new, dtype, maps.device) for old, new in axes]
-    with no_autocast(maps):
-        laid = maps.to(dtype) @ across[-1].mT
-        if len(size) > 1:
-            laid = across[-2] @ laid
-        if len(size) > 2:
-            laid = (laid.movedim(-3, -1) @ across[-3].mT).movedim(-1, -3)
-        return laid.to(maps.dtype)
-
-
-@lru_cache(maxsize=64)
-def shares(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(new, old): what each place takes of each cell; never to be written to."""
-    with torch.inference_mode(False), torch.no_grad():
-        cells = torch.eye(old, dtype=dtype)[None]
-        return interpolated(cells, [new])[0].mT.contiguous().to(device)
 
 
 def over_input(task: Task, maps: Tensor) -> Tensor:
@@ -82,3 +57,91 @@ def as_features(task: Task, maps: Tensor) -> Tensor:
     laid = over_input(task, maps)
     shape = tuple(task.space.labels.shape[1 if task.space.per_sample else 0 :])
     return laid if tuple(laid.shape[1:]) == shape else laid.expand_as(task.inputs)
+
+
+# --- cells ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Which cell each feature of a space lies in, and the space whose features are the cells."""
+
+    of: Tensor
+    """(V,): the cell of each feature."""
+    space: Space
+
+    @property
+    def count(self) -> int:
+        """How many cells there are."""
+        return self.space.n_features
+
+    def in_words(self) -> str:
+        """What is said beside a map of cells."""
+        return f"{len(self.of)} features were joined into {self.count} cells of neighbours"
+
+    def over(self, task: Task) -> Task:
+        """The same task whose features are the cells."""
+        return task.changed(space=self.space, masks=None, outputs=task.outputs)
+
+    def shared_out(self, values: Tensor) -> Tensor:
+        """The values of cells (n, cells) in equal shares to their features (n, V), so that sums stay."""
+        sizes = torch.zeros_like(values[0]).index_add_(0, self.of, torch.ones_like(values[0])[self.of])
+        return (values / sizes)[:, self.of]
+
+
+# made once for a space: to look at its labels would wait for a GPU
+_known: WeakKeyDictionary[Space, dict[object, Cells | None]] = WeakKeyDictionary()
+
+
+def grid_cells(space: Space, across: int) -> Cells | None:
+    """At most `across` cells along each axis of an image; None where features form no grid."""
+    return _made(space, ("grid", across), lambda side, _: (min(across, side), _spread(side, across)))
+
+
+def few_cells(space: Space, most: int) -> Cells | None:
+    """Blocks of few features, of like size, that leave `most` cells; None where that takes no joining."""
+    if space.n_features <= most:
+        return None
+
+    def split(side: int, sides: tuple[int, ...]) -> tuple[int, Tensor]:
+        sizes = range(1, max(sides) + 1)
+        block = next(k for k in sizes if prod(-(-n // k) for n in sides) <= max(1, most))
+        return -(-side // block), _spread(side, -(-side // block))
+
+    return _made(space, ("blocks", most), split)
+
+
+def _spread(side: int, across: int) -> Tensor:
+    return torch.arange(side) * min(across, side) // side
+
+
+def _made(
+    space: Space, name: object, split: Callable[[int, tuple[int, ...]], tuple[int, Tensor]]
+) -> Cells | None:
+    known = _known.setdefault(space, {})
+    if name not in known:
+        sides = _sides(space)
+        known[name] = None if sides is None else _joined(space, [split(side, sides) for side in sides])
+    return known[name]
+
+
+def _joined(space: Space, axes: list[tuple[int, Tensor]]) -> Cells:
+    cells = torch.zeros(1, dtype=torch.int64)
+    for count, place in axes:
+        cells = (cells[:, None] * count + place).flatten()
+    labels = space.labels.cpu()
+    laid = torch.where(labels < 0, -1, cells[labels.clamp(min=0)]).to(space.labels.device)
+    joined = Space("patch", space.input_shape, prod(count for count, _ in axes), laid)
+    return Cells(cells.to(space.labels.device), joined)
+
+
+def _sides(space: Space) -> tuple[int, ...] | None:
+    """How many features lie along each axis of an image, or None where they do not form a grid."""
+    if space.kind not in ("pixel", "voxel", "patch") or space.per_sample or space.valid is not None:
+        return None
+    labels = space.labels[0].cpu()
+    lines = [
+        labels.movedim(axis, 0).reshape(len_axis, -1)[:, 0] for axis, len_axis in enumerate(labels.shape)
+    ]
+    sides = tuple(len(line.unique()) for line in lines)
+    return sides if prod(sides) == space.n_features else None

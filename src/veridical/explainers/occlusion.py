@@ -1,4 +1,4 @@
-"""Occlusion: how much the output falls when a window over the input is filled."""
+"""What the output loses when a window, a feature, or a feature's own value is removed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.errors import InputError
-from veridical.explainers.base import register
-from veridical.explainers.coalitions import MaskingExplainer
+from veridical.explainers.base import FILL_KEY, Explainer, register
+from veridical.explainers.masking import MaskingExplainer
+from veridical.perturb.fills import Marginal
 from veridical.perturb.probe import probe
-from veridical.perturb.rules import Given
+from veridical.perturb.rules import Given, Groups
 from veridical.values.task import Task
 
 
@@ -77,3 +78,52 @@ def _spans(size: int, window: int, stride: int, device: torch.device) -> Tensor:
     places = torch.arange(size, device=device)
     first = torch.arange(0, max(1, size - window + stride), stride, device=device)[:, None]
     return (places >= first) & (places < first + window)
+
+
+@register
+@dataclass(frozen=True)
+class FeatureAblation(MaskingExplainer):
+    """The fall of the explained output when one feature is removed: phi_i = y(x) - y(x without i).
+
+    On an additive model with a constant fill this is the feature's own term. (Leave-one-out, as in
+    Zeiler and Fergus 2014 with a window of one feature.)
+    """
+
+    name: ClassVar[str] = "feature_ablation"
+    summary: ClassVar[str] = "fall of the output when each feature is removed alone"
+    paper: ClassVar[str] = "Zeiler and Fergus 2014"
+
+    def masks(self, task: Task) -> int:
+        return task.space.n_features
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        rule = Groups(task.space.n_features, task.device)
+        answers = probe(task, rule, response="logit", key=self.fill_key(key), with_clean=True)
+        return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)
+
+
+@register
+@dataclass(frozen=True)
+class PermutationImportance(Explainer):
+    """phi_i = y(x) - mean over reference rows r of y(x with its i-th feature from r).
+
+    On a linear model that is w_i (x_i - mean of r_i). Breiman's importance of a feature is the mean over
+    samples of what a loss gains by it; here the explained output stands in its place. Rows: features x
+    `rows` for each sample.
+    """
+
+    rows: Count = 16
+    """Reference rows whose values a feature takes."""
+    name: ClassVar[str] = "permutation_importance"
+    summary: ClassVar[str] = "fall of the output when a feature takes the values of reference rows"
+    paper: ClassVar[str] = "Breiman 2001; Fisher et al. 2019"
+    needs: ClassVar[frozenset[str]] = frozenset({"train"})
+
+    def rows_per_sample(self, task: Task) -> int:
+        return Marginal(self.rows).repeats_on(task) * task.space.n_features
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        rule = Groups(task.space.n_features, task.device)
+        fill = Marginal(self.rows)
+        answers = probe(task, rule, response="logit", fill=fill, key=FILL_KEY, with_clean=True)
+        return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)

@@ -9,36 +9,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.core import key as keyed
 from veridical.core.allowed import Count, NotNegative
 from veridical.core.key import Key
 from veridical.explainers.base import Explainer, register
-from veridical.explainers.gradients import baseline_row, gradient, integrated, parts
+from veridical.explainers.gradients import baseline_row, gradient, input_noise, integrated, parts
 from veridical.values.task import Task
 
 Base = Literal["gradient", "integrated_gradients"]
-
-
-def input_noise(task: Task, key: Key, draws: Tensor, share: float) -> Tensor:
-    """Normal noise (n, draws, *input shape), its deviation a share of each sample's range (max - min).
-
-    Elements of features that do not exist in a sample (padding) get none and do not count for the range.
-    """
-    x = task.inputs
-    there = torch.ones_like(x, dtype=torch.bool)
-    if task.space.valid is not None:
-        there = (~task.space.expand(~task.space.valid)).expand_as(x)
-    flat, kept = x.flatten(1), there.flatten(1)
-    highest = flat.masked_fill(~kept, -torch.inf).amax(1)
-    lowest = flat.masked_fill(~kept, torch.inf).amin(1)
-    deviation = share * (highest - lowest)
-    # drawn feature by feature, so that features added behind (padding) leave the noise of the others alone
-    spread = task.space.labels.shape[1 if task.space.per_sample else 0 :]
-    layout = sorted(range(len(spread)), key=lambda axis: spread[axis] == 1)
-    noise = keyed.normal(key / "noise", task.draw_ids, draws, flat.shape[1], x.dtype)
-    noise = noise.unflatten(2, [x.shape[1 + axis] for axis in layout])
-    noise = noise.permute(0, 1, *[2 + layout.index(axis) for axis in range(len(layout))])
-    return noise * (deviation[:, None] * kept).view_as(x)[:, None]
 
 
 def no_noise_on_units(task: Task) -> str | None:

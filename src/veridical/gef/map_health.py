@@ -18,7 +18,7 @@ LOOKED_AT = 4
 """Samples whose maps are made again."""
 ROUNDING = 0.1
 """A map that is another one in float64 by more than this share of its size is largely rounding."""
-OURS, FOREIGN = "veridical.", ("veridical.explainers.adapt", "veridical.explainers.function")
+OURS, FOREIGN = "veridical.", ("veridical.explainers.adapters",)
 """Where explainers are defined whose draws are keyed, and those around other people's code."""
 REDRAWN = 1e-3
 """Of the largest value: a map that changes by more with the key is random, whatever its method declares."""

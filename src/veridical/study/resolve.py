@@ -20,7 +20,7 @@ from veridical.data import KnownAnswer, tasks
 from veridical.data import load_task as read_task
 from veridical.errors import InputError
 from veridical.explainers import Explainer, as_explainer
-from veridical.explainers.function import FunctionExplainer
+from veridical.explainers.adapters import FunctionExplainer
 from veridical.metrics import AnyMetric
 from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.study.study_file import Choice

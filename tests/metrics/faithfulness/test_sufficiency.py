@@ -7,7 +7,7 @@ import torch
 from tests.metrics.faithfulness.cases import Crooked, crooked_task, text_task
 from tests.reference import faithfulness as slow
 from veridical.errors import InputError, NotApplicableError
-from veridical.explainers.function import FunctionExplainer
+from veridical.explainers.adapters import FunctionExplainer
 from veridical.explainers.gradients import InputXGradient
 from veridical.metrics import Sufficiency
 from veridical.metrics.base import CONSTANT

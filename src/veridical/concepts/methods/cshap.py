@@ -20,7 +20,7 @@ from veridical.concepts.methods.base import (
 from veridical.core.allowed import Count, Positive
 from veridical.core.key import Key, as_key, integers, normal, uniform
 from veridical.errors import InputError
-from veridical.explainers.kernel_shap import KernelShap
+from veridical.explainers.shapley import KernelShap
 from veridical.functional import pearson
 from veridical.values.task import Task
 

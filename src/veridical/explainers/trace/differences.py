@@ -24,9 +24,8 @@ from torch.nn import functional as F
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.trace import decompose
-from veridical.explainers.trace.linear_maps import pulled
 from veridical.explainers.trace.operations import kind_of, only_tensors
-from veridical.explainers.trace.tracer import Tracer, route, without_graph
+from veridical.explainers.trace.tracer import Tracer, pulled, route, without_graph
 
 Record = list[tuple[str, tuple[Tensor, ...]]]
 """What each non-linear operation was given and answered at a baseline."""

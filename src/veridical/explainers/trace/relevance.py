@@ -18,10 +18,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.trace import decompose
-from veridical.explainers.trace.linear_maps import Linear, convolution, dense, product, pulled, summed
 from veridical.explainers.trace.operations import POSITIVE, TURNING, bound, kind_of, rectifies, tensors
-from veridical.explainers.trace.relevance_rules import Affine, Layer, Rules, Work, over, shared
-from veridical.explainers.trace.tracer import Detached, TensorSet, Tracer, route, without_graph
+from veridical.explainers.trace.relevance_rules import (
+    Affine,
+    Layer,
+    Linear,
+    Rules,
+    Work,
+    convolution,
+    dense,
+    over,
+    product,
+    shared,
+    summed,
+)
+from veridical.explainers.trace.tracer import Detached, TensorSet, Tracer, pulled, route, without_graph
 
 _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})
 _SPREADING = frozenset(

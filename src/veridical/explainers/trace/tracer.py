@@ -29,6 +29,9 @@ _UNSEEN = (
 Back = Callable[[Tensor], Sequence[Tensor | None]]
 """From what arrives at a value to what goes to each of its inputs."""
 
+Pull = Callable[[Tensor], Tensor]
+"""From something over the outputs to its sum over the inputs, each by its weight."""
+
 
 class _Route(torch.autograd.Function):
     """A value whose backward pass follows a rule instead of the chain rule."""
@@ -54,6 +57,18 @@ def without_graph(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """What an operation gives, through which no gradient goes."""
     with torch.no_grad():
         return func(*args, **kwargs)
+
+
+def pulled(function: Callable[[Tensor], Tensor], a: Tensor) -> tuple[Tensor, Pull]:
+    """What a differentiable function gives, in a small graph of its own, and the way back through it."""
+    leaf = a.detach().requires_grad_(True)
+    with torch.enable_grad():
+        z = function(leaf)
+
+    def pull(g: Tensor) -> Tensor:
+        return torch.autograd.grad(z, leaf, g, retain_graph=True)[0]
+
+    return z.detach(), pull
 
 
 @dataclass(frozen=True)

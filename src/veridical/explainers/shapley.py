@@ -1,11 +1,11 @@
-"""KernelSHAP: Shapley values as a constrained weighted least squares problem."""
+"""Shapley values: from all subsets, from random orders, and by KernelSHAP's weighted least squares."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import comb
+from math import comb, factorial
 from typing import Annotated, ClassVar
 
 import torch
@@ -13,45 +13,170 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from veridical.core import key as keyed
-from veridical.core.allowed import MANY, Within
+from veridical.core.allowed import MANY, Count, Within
 from veridical.core.key import Key
-from veridical.explainers.base import register
-from veridical.explainers.coalitions import FitsCells, SharesOut
-from veridical.explainers.least_squares import least_squares, sample_blocks, shared_counts, solved
-from veridical.explainers.mask_rules import SizedSubsets, in_words, mask_pieces, written_out
+from veridical.explainers.base import FILL_KEY, Explainer, register
+from veridical.explainers.laws import change_from_nothing
+from veridical.explainers.masking import (
+    FitsCells,
+    SharesOut,
+    SizedSubsets,
+    mask_pieces,
+    written_out,
+)
 from veridical.explainers.repeatability import note_halves
+from veridical.explainers.surrogates import least_squares, sample_blocks, shared_counts, solved
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets, Given, MaskRule
+from veridical.perturb.subset_table import FEW, places_of
 from veridical.values.task import Task
 
-_SPARE = 8  # pairs beyond one a feature, from which on unknowns for the size of a set can be spared
+# --- all subsets ------------------------------------------------------------------------------------------
+
+
+def shapley_values(answers: Tensor, features: int) -> Tensor:
+    """Shapley values (N, D) of answers (N, 2^D), where bit i of a number says that feature i is gone.
+
+    phi_i = sum over sets S without i of |S|! (D - |S| - 1)! / D! (v(S with i) - v(S)).
+    """
+    code = torch.arange(2**features, device=answers.device)
+    gone = torch.stack([(code >> i) & 1 for i in range(features)]).bool()
+    kept = features - gone.sum(0)
+    weight = [factorial(s) * factorial(features - s - 1) / factorial(features) for s in range(features)]
+    table = torch.tensor([*weight, 0.0], dtype=torch.float64, device=answers.device)
+    # a set without i is a number whose bit i is set; with i, the same without that bit
+    each = [
+        ((answers[:, code[g] ^ (1 << i)] - answers[:, g]) * table[kept[g]]).sum(-1)
+        for i, g in enumerate(gone)
+    ]
+    return torch.stack(each, -1)
+
+
+@register
+@dataclass(frozen=True)
+class ExactShapley(SharesOut):
+    """The Shapley values of the explained output in the game "which features are there", from all 2^D sets.
+
+    For up to 12 features. Over reference rows they are the interventional values of those rows, and sum to
+    y(x) less the mean answer without features. What is asked here serves every metric that asks by masks.
+    """
+
+    name: ClassVar[str] = "exact_shapley"
+    summary: ClassVar[str] = "Shapley values from all subsets of up to 12 features"
+    paper: ClassVar[str] = "Shapley 1953; Lundberg and Lee 2017"
+
+    def why_not(self, task: Task) -> str | None:
+        most = int(task.space.counts(len(task)).max())
+        if most > FEW:
+            return f"it asks all 2^D subsets of up to {FEW} features, this task has {most}; use kernel_shap"
+        return super().why_not(task)
+
+    def rows_per_sample(self, task: Task) -> int:
+        return 2 ** int(task.space.counts(len(task)).max())
+
+    def masks(self, task: Task) -> Tensor:
+        masks: Tensor = 2 ** task.space.counts(len(task)) - 1
+        return masks
+
+    def pieces(self, task: Task) -> Iterator[Task]:
+        yield task
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        counts, places = task.space.counts(len(task)), places_of(task)
+        out = torch.zeros(places.shape, dtype=torch.float64, device=task.device)
+        for n in counts.unique().tolist():
+            rows = (counts == n).nonzero()[:, 0]
+            rule = AllSubsets(places[rows], 2**n - 1)
+            answers = probe(task[rows], rule, response="logit", key=self.fill_key(key), with_clean=True)
+            values = shapley_values(answers, n)
+            spread = values.gather(-1, places[rows].clamp(min=0))
+            out[rows] = torch.where(places[rows] >= 0, spread, 0.0)
+        return out.to(task.outputs.dtype)
+
+
+# --- random orders ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class _Paired:
-    """Mask 0 removes everything; masks 2j + 1 and 2j + 2 remove the j-th set and its complement."""
+class Leaving:
+    """Mask m removes the first 1 + m % (V - 1) features of order m // (V - 1); the last mask removes all."""
 
-    sets: Given
-    valid: Tensor
+    ranks: Tensor
+    """(N, orders, V): the place of each feature in each order."""
 
     @property
     def count(self) -> int:
-        return 2 * self.sets.count + 1
+        orders, features = self.ranks.shape[1:]
+        return orders * (features - 1) + 1
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
-        start, stop = masks.start, masks.stop
-        everything = in_words(self.valid[samples])
-        chosen = in_words(self.sets.removed(samples, slice(max(start - 1, 0) // 2, max(stop, 1) // 2)))
-        out = chosen.new_empty(len(chosen), stop - start, chosen.shape[-1])
-        # sets stand at odd places; where the first place is even, the first set was asked about before
-        sets, rest = out[:, (start + 1) % 2 :: 2], out[:, start % 2 if start else 2 :: 2]
-        asked = 1 if start and start % 2 == 0 else 0
-        sets.copy_(chosen[:, asked : asked + sets.shape[1]])
-        # what is left of everything without a part of it
-        torch.bitwise_xor(chosen[:, : rest.shape[1]], everything[:, None], out=rest)
-        if start == 0:
-            out[:, 0] = everything
-        return out.view(torch.bool)
+        steps = self.ranks.shape[-1] - 1
+        numbers = torch.arange(masks.start, masks.stop, device=self.ranks.device)
+        last = numbers == self.count - 1
+        order = (numbers // max(1, steps)).clamp(max=self.ranks.shape[1] - 1)
+        gone = torch.where(last, self.ranks.shape[-1], numbers % max(1, steps) + 1)
+        return self.ranks[samples][:, order] < gone[:, None]
+
+
+@register
+@dataclass(frozen=True)
+class ShapleySampling(Explainer):
+    """The mean over random orders of what the output loses when a feature leaves in its turn.
+
+    Every second order is the one before it turned round, which makes the values exact for models without
+    interactions of three features or more. In each order the losses sum to y(x) - y(nothing).
+    Rows: orders x (features - 1) + 1 for each sample, times those of the fill; on images use patches or
+    superpixels.
+    """
+
+    orders: Count = 10
+    """How many orders the features leave in."""
+    name: ClassVar[str] = "shapley_sampling"
+    summary: ClassVar[str] = "Shapley values from random orders in which features leave"
+    paper: ClassVar[str] = "Castro et al. 2009; Mitchell et al. 2022"
+    law: ClassVar[str] = "values sum to y(x) - y(everything removed)"
+    stochastic: ClassVar[bool] = True
+
+    def promised(self, task: Task, key: Key) -> Tensor:
+        return change_from_nothing(task, FILL_KEY)
+
+    def rows_per_sample(self, task: Task) -> int:
+        return (self.orders * (task.space.n_features - 1) + 1) * task.fill.repeats_on(task)
+
+    def pieces(self, task: Task) -> Iterator[Task]:
+        return mask_pieces(task, self.rows_per_sample(task))
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        ranks = self._ranks(task, key)
+        answers = probe(task, Leaving(ranks), response="logit", key=FILL_KEY, with_clean=True)
+        clean, steps, empty = answers[:, :1], answers[:, 1:-1], answers[:, -1:]
+        steps = steps.unflatten(1, (self.orders, ranks.shape[-1] - 1))
+        ends = [end[:, None].expand(-1, self.orders, -1) for end in (clean, empty)]
+        curve = torch.cat([ends[0], steps, ends[1]], -1)
+        lost = (curve[..., :-1] - curve[..., 1:]).gather(-1, ranks)
+        note_halves(self, task, self.orders, partial(_half_mean, lost))
+        return lost.mean(1).to(task.outputs.dtype)
+
+    def _ranks(self, task: Task, key: Key) -> Tensor:
+        features, valid = task.space.n_features, task.space.valid
+        draws = torch.arange(-(-self.orders // 2), device=task.device)
+        ranks = keyed.random_ranks(key / "orders", task.draw_ids, draws, features, valid)
+        last = features - 1 if valid is None else valid.sum(-1)[:, None, None] - 1
+        # padding keeps its places at the end
+        turned = torch.where(ranks <= last, last - ranks, ranks)
+        return torch.stack([ranks, turned], 2).flatten(1, 2)[:, : self.orders]
+
+
+def _half_mean(lost: Tensor, half: int) -> Tensor:
+    """The mean over every second pair of orders: one and the same turned round belong together."""
+    own = torch.arange(lost.shape[1], device=lost.device) // 2 % 2 == half
+    return (lost * own[:, None]).sum(1) / own.sum()
+
+
+# --- weighted least squares -------------------------------------------------------------------------------
+
+
+_SPARE = 8  # pairs beyond one a feature, from which on unknowns for the size of a set can be spared
 
 
 @register
@@ -135,21 +260,22 @@ class KernelShap(FitsCells, SharesOut):
             pairs = (self.budget - 1) // 2
             sizes = _spread_sizes(key / "sizes", task.draw_ids, pairs, there, task.space.n_features)
             sets = SizedSubsets(key / "sets", task.draw_ids, task.space.n_features, sizes, given)
-        chosen = written_out(sets, len(task))
-        answers = probe(
-            task, _Paired(chosen, valid), response="logit", key=self.fill_key(key), with_clean=True
-        )
+        chosen = written_out(sets, len(task)).masks
+        # all features first, then each set and what it leaves
+        kept = valid[:, None] & ~chosen
+        both = torch.stack([chosen, kept], 2).flatten(1, 2)
+        masks = Given(torch.cat([valid[:, None], both], 1))
+        answers = probe(task, masks, response="logit", key=self.fill_key(key), with_clean=True)
         total = answers[:, :1] - answers[:, 1:2]
         out = (total / there) * valid
         elements = pairs * task.space.n_features
         for some in sample_blocks(len(task), elements, task.device) if pairs else ():
-            weights = self._weights(chosen.masks[some], features) if exact else None
-            kept = (in_words(chosen.masks[some]) ^ in_words(valid[some])[:, None]).view(torch.bool)
+            weights = self._weights(chosen[some], features) if exact else None
             of_pairs = answers[some, 2:].unflatten(-1, (-1, 2))
-            out[some] += _deviations(kept, of_pairs, total[some], valid[some], weights)
+            out[some] += _deviations(kept[some], of_pairs, total[some], valid[some], weights)
             if not exact:
                 # sizes run evenly from the smallest to the largest, so that every second set has them all
-                half = partial(_half_fit, kept, of_pairs, total[some], valid[some])
+                half = partial(_half_fit, kept[some], of_pairs, total[some], valid[some])
                 note_halves(self, task, pairs, half, some)
         return out.to(task.outputs.dtype)
 

@@ -1,4 +1,4 @@
-"""LIME: a weighted linear model of how the output depends on which features are there."""
+"""LIME: a weighted linear model of how the output depends on which features are there; least squares."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Positive, Within
 from veridical.core.key import Key
 from veridical.explainers.base import register
-from veridical.explainers.coalitions import FitsCells
-from veridical.explainers.least_squares import sample_blocks, shared_counts, solved
-from veridical.explainers.mask_rules import IndependentCoins, mask_pieces, written_out
+from veridical.explainers.masking import FitsCells, IndependentCoins, mask_pieces, written_out
 from veridical.explainers.repeatability import note_halves
+from veridical.functional.devices import at_a_time, no_autocast
 from veridical.models.cost import Cost
 from veridical.perturb.probe import probe
 from veridical.values.task import Task
@@ -123,3 +122,47 @@ def ridge_fit(
     sums = found.sum(1) + (both * loose[..., None])[:, :front].sum(1)
     dual = found[..., 0] - found[..., 1] * (sums[:, :1] / sums[:, 1:])
     return (dual[:, None] @ ones.double())[:, 0]
+
+
+# --- least squares over boolean masks, one fit per sample -------------------------------------------------
+
+
+_SOLVER_ELEMENTS = 2**25, 2**28  # float64 numbers a block of samples may take: on a CPU, elsewhere
+
+
+def sample_blocks(samples: int, elements_per_sample: int, device: torch.device) -> Iterator[slice]:
+    """Cut the samples so that the arrays of one block stay within a fixed memory."""
+    most = at_a_time(device, *_SOLVER_ELEMENTS)
+    size = max(1, most // max(1, elements_per_sample))
+    for at in range(0, samples, size):
+        yield slice(at, min(samples, at + size))
+
+
+def shared_counts(removed: Tensor) -> Tensor:
+    """How many features each two masks have in common: (B, M, V) booleans -> (B, M, M), in float64."""
+    ones = removed.to(torch.float32)  # which counts exactly far beyond any number of features
+    with no_autocast(ones):
+        return (ones @ ones.mT).double()
+
+
+def solved(gram: Tensor, right: Tensor) -> Tensor:
+    """X of gram X = right, (B, M, M) and (B, M, K), for a symmetric positive definite gram; else NaN."""
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    found: Tensor = torch.cholesky_solve(right, factor)
+    return found.masked_fill((failed != 0)[..., None, None], torch.nan)
+
+
+def least_squares(rows: Tensor, responses: Tensor, weights: Tensor, ridge: Tensor | float) -> Tensor:
+    """The coefficients (B, V) that minimise sum_m w_m (y_m - rows_m . b)^2 + ridge |b|^2, one fit per sample.
+
+    Solved over the smaller of masks and features, as X'(XX' + rI)^-1 = (X'X + rI)^-1 X'. A column of
+    zeros gets the coefficient 0.
+    """
+    root = weights.sqrt()
+    X, y = rows * root[..., None], responses * root
+    wide = X.shape[-1] > X.shape[-2]
+    gram = X @ X.mT if wide else X.mT @ X
+    size = torch.as_tensor(ridge, dtype=X.dtype, device=X.device)
+    gram = gram + size[..., None, None] * torch.eye(gram.shape[-1], dtype=X.dtype, device=X.device)
+    found = X.mT @ solved(gram, y[..., None]) if wide else solved(gram, X.mT @ y[..., None])
+    return found[..., 0]
