@@ -79,11 +79,12 @@ def seeded_numpy(key: Key) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FunctionExplainer(Explainer):
-    """`function(model, inputs, targets) -> maps`; side inputs and `key` only if its signature names them.
+    """A user's function `function(model, inputs, targets) -> maps` as an explainer.
 
     The function gets a private copy of the model, whose calls are counted and whose weights are those of the
-    world it is asked in, and rows that fit one chunk. The global generators of torch and numpy are seeded for
-    it, so that the same seed gives the same maps.
+    task (perturbed ones under weight noise), and rows that fit one chunk. Side inputs and `key` are passed
+    only if its signature names them. The global generators of torch and numpy are seeded for it, so that the
+    same seed gives the same maps.
     """
 
     function: Callable[..., Any] = len  # always replaced by the caller's
@@ -278,11 +279,28 @@ def _shap_values(explainer: Any, rows: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def from_captum(attribution: Any, **attribute_kwargs: Any) -> CaptumExplainer:
-    """A captum attribution class, object, or function of a model that makes one, as an explainer.
+    """Make an explainer of a captum attribution.
 
-    `attribute_kwargs` go to its `attribute`; targets and side inputs are passed by themselves. An object is
-    copied and bound to the task's model, so that weight noise reaches it and its rows are counted.
+    Parameters
+    ----------
+    attribution : type, object or callable
+        A captum attribution class, an object of one, or a function of a model that makes one. An object is
+        copied and bound to the task's model, so that weight noise reaches it and its rows are counted.
+    **attribute_kwargs
+        Named arguments of its `attribute`; targets and side inputs are passed by themselves.
 
+    Returns
+    -------
+    CaptumExplainer
+        To be used wherever an explainer is.
+
+    Raises
+    ------
+    InputError
+        If it is none of these.
+
+    Examples
+    --------
     >>> from captum.attr import IntegratedGradients
     >>> from_captum(IntegratedGradients, n_steps=16).name
     'captum IntegratedGradients'
@@ -296,16 +314,43 @@ def from_captum(attribution: Any, **attribute_kwargs: Any) -> CaptumExplainer:
 
 
 def from_shap(make: Callable[..., Any], **call_kwargs: Any) -> ShapExplainer:
-    """A shap explainer from `make(predict, background)`; `call_kwargs` go to its call.
+    """Make an explainer of one of shap's.
 
-    `predict` takes a matrix of flattened rows and gives the outputs (rows, outputs); `background` is the
-    task's reference rows, flattened, or None. If `make` names an argument `model`, it gets the torch module.
+    Parameters
+    ----------
+    make : callable
+        `make(predict, background)` gives shap's explainer. `predict` takes a matrix of flattened rows and
+        gives the outputs (rows, outputs); `background` is the task's reference rows, flattened, or None. If
+        `make` names an argument `model`, it gets the torch module instead of `predict`.
+    **call_kwargs
+        Named arguments handed to shap when it explains.
+
+    Returns
+    -------
+    ShapExplainer
+        To be used wherever an explainer is.
     """
     return ShapExplainer(make, call_kwargs)
 
 
 def from_zennit(composite: Any) -> ZennitExplainer:
-    """A zennit composite (or anything with `context(module)`), as an explainer."""
+    """Make an explainer of a zennit composite.
+
+    Parameters
+    ----------
+    composite : object
+        A zennit composite, or anything with a method `context(module)`.
+
+    Returns
+    -------
+    ZennitExplainer
+        To be used wherever an explainer is.
+
+    Raises
+    ------
+    InputError
+        If the composite has no method `context`.
+    """
     if not hasattr(composite, "context"):
         raise InputError(f"a composite has a method context(module); {type(composite).__name__} has none")
     return ZennitExplainer(composite)
@@ -360,9 +405,9 @@ def adapted(thing: Any) -> Explainer | None:
 
 @dataclass(frozen=True, eq=False)
 class BoundExplainer(Explainer):
-    """An explainer of shap or lime as its maker set it up: it asks its own model, whose rows are not counted.
+    """An explainer of shap or lime as its maker set it up: it uses its own model, whose rows are not counted.
 
-    It can be judged by its maps, not by how they move with the model's weights: for that give `from_shap` a
+    It can be scored by its maps, not by how they move with the model's weights: for that give `from_shap` a
     function that makes it for a model.
     """
 

@@ -22,7 +22,27 @@ from veridical.values.task import Task
 
 
 def gradient(task: Task, x: Tensor | None = None) -> Tensor:
-    """d y_c / d x at the task's inputs, or at rows x that repeat each sample equally often in a row."""
+    """The gradient d y_c / d x of the explained output.
+
+    Parameters
+    ----------
+    task : Task
+        The model, its inputs and the explained outputs c.
+    x : Tensor, optional
+        Rows to take it at instead of the task's inputs; each sample repeated equally often in a row.
+
+    Returns
+    -------
+    Tensor
+        One gradient for each row, of the shape of the rows.
+
+    Raises
+    ------
+    InputError
+        If no gradient comes back to the inputs.
+    NotApplicableError
+        If torch cannot backpropagate through the model.
+    """
     rows = (task.inputs if x is None else x).detach().requires_grad_(True)
     times = len(rows) // len(task.inputs)
     side, targets = task.side, task.targets
@@ -52,12 +72,12 @@ def input_gradient(total: Tensor, rows: Tensor, again: bool = False) -> Tensor:
 
 
 def slopes_at(total: Tensor, places: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradient at each of these places, None where none comes back; what torch cannot do is refused."""
-    asked = [place for place in places if place.requires_grad]
-    if not total.requires_grad or not asked:
+    """The gradient at each of these tensors, None where none comes back."""
+    graded = [place for place in places if place.requires_grad]
+    if not total.requires_grad or not graded:
         return [None] * len(places)
     try:
-        found = iter(torch.autograd.grad(total, asked, allow_unused=True))
+        found = iter(torch.autograd.grad(total, graded, allow_unused=True))
     except RuntimeError as error:
         raise _cannot_backpropagate(error) from error
     return [next(found) if place.requires_grad else None for place in places]

@@ -29,10 +29,26 @@ from veridical.values.task import Task
 
 
 def top_k(explanation: Explanation, k: int, absolute: bool = False) -> Explanation:
-    """1 for the k most relevant features of each sample, 0 for the others (L-INTG-10 and the like, GEF).
+    """Set the k most relevant features of each sample to 1, the others to 0 (L-INTG-10 and the like, GEF).
 
-    `absolute` ranks by magnitude. A sample with fewer than k features has 1 in all; one that could not be
-    explained stays NaN.
+    Parameters
+    ----------
+    explanation : Explanation
+        The maps.
+    k : int
+        How many features are 1; a sample with fewer features has 1 in all.
+    absolute : bool
+        Whether features are ranked by magnitude.
+
+    Returns
+    -------
+    Explanation
+        The binary maps; a sample that could not be explained stays NaN.
+
+    Raises
+    ------
+    InputError
+        If k is below 1.
     """
     if k < 1:
         raise InputError(f"k counts features and is at least 1, got {k}")
@@ -50,6 +66,27 @@ def degrade(explanation: Explanation, ratio: float, key: Key, repeat: int = 0) -
 
     One keyed order of the n features a (sample, repeat) serves all ratios: ratio r permutes the scores of its
     first round(r * n), so what a larger ratio touches includes what a smaller one did.
+
+    Parameters
+    ----------
+    explanation : Explanation
+        The maps.
+    ratio : float
+        Share of the features, from 0 to 1.
+    key : Key
+        Decides the draw.
+    repeat : int
+        Which of the independent draws to take.
+
+    Returns
+    -------
+    Explanation
+        The degraded maps.
+
+    Raises
+    ------
+    InputError
+        If the ratio is not between 0 and 1.
     """
     if not 0 <= ratio <= 1:
         raise InputError(f"a ratio lies between 0 and 1, got {ratio}")
@@ -64,7 +101,20 @@ def degrade(explanation: Explanation, ratio: float, key: Key, repeat: int = 0) -
 
 
 def shuffle(explanation: Explanation, key: Key) -> Explanation:
-    """The same scores in another place: permuted among the features of each sample."""
+    """Permute all scores among the features of each sample.
+
+    Parameters
+    ----------
+    explanation : Explanation
+        The maps.
+    key : Key
+        Decides the draw.
+
+    Returns
+    -------
+    Explanation
+        The same scores in other places.
+    """
     return replace(degrade(explanation, 1.0, key), explainer=f"shuffled {explanation.explainer}")
 
 
