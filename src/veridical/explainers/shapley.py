@@ -333,9 +333,11 @@ def _deviations(
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
         dual = solved(gram, half[..., None])[..., 0]
         dual = dual if root is None else dual * root
-        return (dual[:, None] @ kept.view(torch.uint8).double())[:, 0] - (dual * share).sum(
+        fitted = (dual[:, None] @ kept.view(torch.uint8).double())[:, 0] - (dual * share).sum(
             -1, keepdim=True
         ) * valid
+        # sets drawn twice leave a large rounding, which must not be in the sum
+        return fitted - fitted.sum(-1, keepdim=True) / there * valid
     rows = (kept.view(torch.uint8).double() - share[..., None]).mul_(valid[:, None])
     # no row says anything on "all alike"; one more that asks it to be 0 changes nothing else
     rows = torch.cat([rows, valid[:, None] / there[..., None].sqrt()], 1)
