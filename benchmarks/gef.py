@@ -192,7 +192,7 @@ def memory(sizes: list[int], device: str) -> list[dict[str, Any]]:
         task = lenet_task(samples, device).with_plan(vd.Plan(rows=BLOCK))
         vd.score(metric, task[:BLOCK], "gradient")
         unit = 8 * task.space.n_features * 4 * BLOCK // memory_budget(task.device)
-        with mock.patch("veridical.gef.walk.BLOCK_BYTES", unit + 1):
+        with mock.patch("veridical.gef.metric.BLOCK_BYTES", unit + 1):
             used = peak_mib(lambda t=task: vd.score(metric, t, "gradient"), task.device)
         out.append({"samples": samples, "peak MiB": round(used, 1)})
     return out

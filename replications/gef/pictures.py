@@ -21,7 +21,7 @@ import veridical as vd
 from replications.gef.efficientnet import FILE, photos_task
 from veridical.data.photos import DEVIATION, MEAN
 from veridical.gef import class_task
-from veridical.gef.feature_visualisation import METHODS
+from veridical.gef.visualisation import METHODS
 
 SHOWN = (84, 96, 292, 340, 388, 396, 404, 508, 780, 852, 928, 980)
 """Peacock, toucan, tiger, zebra, panda, lionfish, airliner, keyboard, schooner, tennis ball, ice cream,

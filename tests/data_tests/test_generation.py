@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import veridical as vd
 from tests.reference.small_lm import KeepingLM, SmallLM, Words, small_lm
 from veridical.errors import InputError, NotApplicableError
-from veridical.gef.agreement import agreement
+from veridical.gef.noise_path import agreement
 from veridical.meta.prediction_agreement import held
 from veridical.models.prompts import PromptModel
 from veridical.perturb.fills import Token

@@ -17,7 +17,7 @@ from veridical.core.key import Key
 from veridical.data.switching import reference_cost
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalError
 from veridical.explainers.base import registry as explainers
-from veridical.gef.worlds import Worlds
+from veridical.gef.perturbed_model import PerturbedModels
 from veridical.metrics.base import ExplainerMetric
 from veridical.metrics.base import registry as metrics
 
@@ -290,7 +290,7 @@ def test_rows_of_reference_states_are_declared_and_counted(off, name):
 @pytest.mark.parametrize("off", ["mean", "paired"])
 def test_every_weight_world_asks_anew(off):
     task = switched(off)
-    own, worlds = explainers.make("gradient").declared(task), Worlds(task)
+    own, worlds = explainers.make("gradient").declared(task), PerturbedModels(task)
     for level in (0.1, 0.2):
         assert vd.explain("gradient", worlds.at(level, Key(1))).cost == own + reference_cost(task)
     assert vd.explain("gradient", task).cost == own + reference_cost(task)

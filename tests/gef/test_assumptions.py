@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.gef.watched import Watched
+from veridical.gef.model_assumptions import Response
 from veridical.testing import tiny_task
 
 mpl.use("Agg")
@@ -84,7 +84,7 @@ def test_sensitivity_fails_where_the_class_survives_randomisation() -> None:
 
 
 def test_monotone_means_never_less() -> None:
-    watched = Watched(
+    watched = Response(
         "noise",
         "by hand",
         (1.0, 2.0, 3.0),

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import mlp
-from veridical.gef import FastGEF, find_path
-from veridical.gef.receipt import incomplete, receipt_of
+from veridical.gef import FastGEF, find_path, incomplete, log_weight_noise
 
 PATH = (0.1, 0.4, 0.8)
 
@@ -41,7 +40,7 @@ def test_the_path_ends_before_answers_overflow(layers: int, dtype: torch.dtype) 
     assert path.sigma_max < 10
     scores = vd.score("gef", task, "gradient")
     assert bool(scores.values.isfinite().all())
-    assert scores.provenance["receipt"]["worlds_dropped"] == 0
+    assert scores.provenance["perturbation_log"]["models_dropped"] == 0
 
 
 class Overflows(nn.Module):
@@ -62,7 +61,7 @@ def test_a_draw_that_overflows_is_dropped_and_counted(form: str) -> None:
     task = vd.Task(Overflows(), torch.randn(6, 4))
     metric = vd.gef.GEF(form=form, path=(0.1, 0.3, 0.6), draws=12, steps=2)  # type: ignore[arg-type]
     scores = vd.score(metric, task, "gradient")
-    dropped = scores.provenance["receipt"]["worlds_dropped"]
+    dropped = scores.provenance["perturbation_log"]["models_dropped"]
     assert 0 < dropped < 12
     assert bool(scores.values.isfinite().all())
     assert scores.flagged["draws dropped: answers are not finite"] == 6
@@ -124,7 +123,7 @@ def test_a_map_of_rounding_errors_is_flagged() -> None:
     flag = "the map is mostly rounding: float64 gives another"
     scores = vd.score(FastGEF(path=PATH), task, "gradient")
     assert scores.flagged[flag] == 6
-    assert scores.provenance["receipt"]["float64_apart"] > 0.1
+    assert scores.provenance["perturbation_log"]["float64_apart"] > 0.1
     assert flag not in vd.score(FastGEF(path=PATH), task, "saliency").flagged
 
 
@@ -147,7 +146,7 @@ def test_a_function_that_takes_a_key_is_found_to_draw() -> None:
     """On an arc its path then starts under the path's own key: at almost no noise it hardly moves."""
     task = vd.Task(mlp().eval(), torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
     scores = vd.score(vd.gef.GEF(form="arc", path=(1e-4, 2e-4, 3e-4), draws=1), task, with_key)
-    assert scores.provenance["receipt"]["redraws"]
+    assert scores.provenance["perturbation_log"]["redraws"]
     assert float(scores.details["explanation_distortion"].max()) < 0.05
     assert "the same call gives another map" not in scores.flagged
 
@@ -161,7 +160,7 @@ def test_randomness_that_no_key_decides_is_flagged() -> None:
     assert "the same call gives another map" not in seeded.flagged
 
 
-# --- the receipt ------------------------------------------------------------------------------------------
+# --- the perturbation log ---------------------------------------------------------------------------------
 
 
 class Hidden(nn.Module):
@@ -179,18 +178,18 @@ class Hidden(nn.Module):
         return self.linear(x) * self.loose[0] * self.wave.real.sum()
 
 
-def test_the_receipt_says_what_noise_did_not_reach() -> None:
+def test_the_perturbation_log_says_what_noise_did_not_reach() -> None:
     scores = vd.score(FastGEF(path=PATH), vd.Task(Hidden(), torch.randn(6, 4)), "gradient")
-    receipt = scores.provenance["receipt"]
-    assert set(receipt["left_out"]) == {"wave", "loose[0]"}
-    assert "complex" in receipt["left_out"]["wave"]
-    assert receipt["still"] == ["unused"]
-    assert receipt["parameters"] == 12 + 3 + 5 + 2 + 3
-    assert receipt["perturbed"] == pytest.approx(20 / 25)
-    assert receipt["moving"] == pytest.approx(15 / 20)
-    assert not receipt["whole"]
-    assert "left out: wave (complex" in receipt["text"]
-    assert receipt["self_check"] == 0
+    log = scores.provenance["perturbation_log"]
+    assert set(log["left_out"]) == {"wave", "loose[0]"}
+    assert "complex" in log["left_out"]["wave"]
+    assert log["still"] == ["unused"]
+    assert log["parameters"] == 12 + 3 + 5 + 2 + 3
+    assert log["perturbed"] == pytest.approx(20 / 25)
+    assert log["moving"] == pytest.approx(15 / 20)
+    assert not log["whole"]
+    assert "left out: wave (complex" in log["text"]
+    assert log["self_check"] == 0
     (said,) = incomplete([scores, scores])
     assert "80.0% of 25 parameters perturbed" in said
 
@@ -199,10 +198,10 @@ def test_the_receipt_says_what_noise_did_not_reach() -> None:
 def test_a_quantised_layer_is_named() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     half = torch.ao.quantization.quantize_dynamic(model, {"0"}, torch.qint8)  # type: ignore[arg-type]
-    receipt = receipt_of(vd.Task(half, torch.randn(5, 6)))
-    assert receipt.left_out == {"0": "quantised"}
-    assert receipt.perturbed == pytest.approx(27 / (27 + 48))
-    assert not receipt.whole
+    log = log_weight_noise(vd.Task(half, torch.randn(5, 6)))
+    assert log.left_out == {"0": "quantised"}
+    assert log.perturbed == pytest.approx(27 / (27 + 48))
+    assert not log.whole
 
 
 class Unregistered(nn.Module):
@@ -221,12 +220,12 @@ class Unregistered(nn.Module):
 
 
 def test_layers_that_torch_does_not_see_are_named() -> None:
-    receipt = receipt_of(vd.Task(Unregistered(), torch.randn(5, 6)))
+    log = log_weight_noise(vd.Task(Unregistered(), torch.randn(5, 6)))
     layers = [f"{layer}.{what}" for layer in ("layers[0]", "named['last']") for what in ("weight", "bias")]
-    assert set(receipt.left_out) == {*layers, "small"}
-    assert "int8" in receipt.left_out["small"]
-    assert receipt.parameters == 20 + 28 + 15 + 16
-    assert receipt.perturbed == pytest.approx(20 / 79)
+    assert set(log.left_out) == {*layers, "small"}
+    assert "int8" in log.left_out["small"]
+    assert log.parameters == 20 + 28 + 15 + 16
+    assert log.perturbed == pytest.approx(20 / 79)
 
 
 class Rounded(nn.Module):
@@ -241,10 +240,10 @@ class Rounded(nn.Module):
 
 
 def test_what_moves_the_output_is_not_called_still_for_want_of_a_gradient() -> None:
-    receipt = receipt_of(vd.Task(Rounded(), torch.randn(5, 6)))
-    assert math.isnan(receipt.moving)
-    assert receipt.still == ()
-    assert receipt.whole
+    log = log_weight_noise(vd.Task(Rounded(), torch.randn(5, 6)))
+    assert math.isnan(log.moving)
+    assert log.still == ()
+    assert log.whole
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -252,18 +251,18 @@ def test_what_moves_the_output_is_not_called_still_for_want_of_a_gradient() -> N
 def test_weights_that_a_hook_computes_are_checked_too(norm: Callable[[nn.Module], nn.Module]) -> None:
     model = nn.Sequential(norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3)).eval()
     scores = vd.score(FastGEF(path=PATH), vd.Task(model, torch.randn(5, 6)), "gradient")
-    receipt = scores.provenance["receipt"]
-    assert receipt["self_check"] <= 1e-6
-    assert receipt["float64_apart"] < 1e-3
+    log = scores.provenance["perturbation_log"]
+    assert log["self_check"] <= 1e-6
+    assert log["float64_apart"] < 1e-3
 
 
-def test_a_whole_model_has_a_whole_receipt() -> None:
+def test_a_whole_model_has_a_whole_log() -> None:
     task = vd.tasks.load("digits")[:4]
     before = task.predictor.meter.cost
-    receipt = receipt_of(task)
-    assert receipt.whole
-    assert receipt.perturbed == receipt.moving == 1
-    assert receipt.self_check == 0
+    log = log_weight_noise(task)
+    assert log.whole
+    assert log.perturbed == log.moving == 1
+    assert log.self_check == 0
     assert task.predictor.meter.cost == before
     assert not any(p.grad is not None for p in task.model.parameters())
 
@@ -274,10 +273,10 @@ def test_the_self_check_notices_a_world_that_is_not_what_it_should_be(
     from veridical.models.weights import Noisy
 
     monkeypatch.setattr(Noisy, "write", lambda self, parameters: None)
-    receipt = receipt_of(vd.tasks.load("digits")[:4])
-    assert receipt.self_check > 1e-3
-    assert not receipt.whole
-    assert "independent copy" in str(receipt)
+    log = log_weight_noise(vd.tasks.load("digits")[:4])
+    assert log.self_check > 1e-3
+    assert not log.whole
+    assert "independent copy" in str(log)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -316,7 +315,7 @@ def test_one_parameter_is_enough() -> None:
         vd.Task(nn.Linear(1, 1, bias=False), torch.ones(3, 1), head="regression"),
         "gradient",
     )
-    assert scores.provenance["receipt"]["parameters"] == 1
+    assert scores.provenance["perturbation_log"]["parameters"] == 1
     assert scores.flagged["the explanation does not move"] == 3
 
 

@@ -7,9 +7,14 @@ import veridical as vd
 from tests.reference import gef as reference
 from veridical.explainers import as_explainer
 from veridical.gef import GEF, FastGEF
-from veridical.gef.setting import Setting
-from veridical.gef.worlds import with_output_noise
+from veridical.gef.forms import Run
+from veridical.gef.perturbed_model import PerturbedModels, with_output_noise
 from veridical.testing import tiny_task
+
+
+def run_of(metric: GEF, task: vd.Task, explainer: str) -> Run:
+    models = PerturbedModels(task)
+    return Run(metric, task, as_explainer(explainer), vd.core.Key(0) / "gef", 1.0, models)
 
 
 def test_arc_does_not_depend_on_the_pace() -> None:
@@ -18,10 +23,10 @@ def test_arc_does_not_depend_on_the_pace() -> None:
     steps, sigma = 200, 0.3
     metric = GEF(form="arc", steps=steps, draws=1, path=(0.1, 0.2, sigma), normalise=False)
     got = vd.score(metric, task, "gradient").details["explanation_distortion"][:, 0, 2]
-    setting = Setting(task, as_explainer("gradient"), vd.core.Key(0) / "gef", normalise=False)
-    key = setting.noise_key(0, 2)
-    maps = [setting.explain(setting.world(sigma, key, step=(t / steps) ** 2)) for t in range(1, steps + 1)]
-    maps = [setting.explain(task), *maps]
+    run = run_of(metric, task, "gradient")
+    key = run.noise_key(0, 2)
+    maps = [run.explain(run.model(sigma, key, step=(t / steps) ** 2)) for t in range(1, steps + 1)]
+    maps = [run.explain(task), *maps]
     for sample in range(4):
         expected = reference.arc_length([one[sample].numpy() for one in maps])
         assert abs(float(got[sample]) - expected) < 0.01 * expected
@@ -35,17 +40,17 @@ def test_reference_form_with_output_noise_is_the_published_arithmetic() -> None:
         form="reference", steps=steps, draws=1, output_draws=copies, output_noise=spread, path=levels
     )
     got = vd.score(metric, task, "occlusion").details["explanation_distortion"]
-    setting = Setting(task, as_explainer("occlusion"), vd.core.Key(0) / "gef")
-    clean = setting.explain(task, "clean").numpy()
+    run = run_of(metric, task, "occlusion")
+    clean = run.explain(task, "clean").numpy()
     moved, noisy = [], []
     for z, sigma in enumerate(levels):
         moved.append([])
         noisy.append([])
         for t, strength in enumerate(np.linspace(1e-4, sigma, steps)):
-            world = setting.world(float(strength), setting.noise_key(0, z) / "step" / t)
-            moved[-1].append(setting.explain(world).numpy())
-            keys = [setting.key / "output" / 0 / z / t / k for k in range(copies)]
-            noisy[-1].append([setting.explain(with_output_noise(world, spread, k)).numpy() for k in keys])
+            model = run.model(float(strength), run.noise_key(0, z) / "step" / t)
+            moved[-1].append(run.explain(model).numpy())
+            keys = [run.key / "output" / 0 / z / t / k for k in range(copies)]
+            noisy[-1].append([run.explain(with_output_noise(model, spread, k)).numpy() for k in keys])
     for sample in range(3):
         expected = reference.program_distortion(
             clean[sample],

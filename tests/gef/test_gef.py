@@ -12,7 +12,8 @@ import veridical as vd
 from tests.reference import gef as reference
 from veridical.explainers import Explainer, from_captum
 from veridical.gef import GEF, FastGEF, NoisePath, find_path, gef_score
-from veridical.gef.jacobian_form import least_squares_step
+from veridical.gef.forms import Run, least_squares_step
+from veridical.gef.perturbed_model import PerturbedModels
 from veridical.metrics.base import CONSTANT
 from veridical.testing import tiny_task
 
@@ -79,11 +80,15 @@ def test_sobel_map_is_degenerate() -> None:
     assert scores.flagged["the explanation does not move"] == 9
 
 
-@pytest.mark.parametrize("form", ["fast", "arc", "reference"])
-def test_random_maps_score_zero_on_average(form: str) -> None:
+@pytest.mark.parametrize(("form", "bias"), [("fast", 0.0), ("arc", 0.0), ("reference", 0.04)])
+def test_random_maps_score_zero_on_average(form: str, bias: float) -> None:
+    """But for the published form: its running mean of skewed products rises more often than it falls.
+
+    Over twelve seeds random maps score 0.007, -0.002 and 0.040 there, each +- 0.005.
+    """
     task = tiny_task("table", 250)
     scores = vd.score(GEF(form=form, path=(0.1, 0.3, 0.6, 0.9, 1.2), output_draws=1, steps=2), task, "random")
-    assert abs(scores.mean()) < 0.05
+    assert abs(scores.mean() - bias) < 0.05
 
 
 def test_gradient_of_a_trained_cnn_beats_random() -> None:
@@ -169,20 +174,17 @@ def test_arc_of_normalised_maps_is_at_least_the_chord() -> None:
 
 def check_reference(task: vd.Task, got: torch.Tensor) -> None:
     """The running mean of ||de||^4, remade from the same noise by hand."""
-    from veridical.gef.setting import Setting
-    from veridical.gef.worlds import Worlds
-
     levels, steps = (0.05, 0.1, 0.2), 3
-    explainer = vd.list_explainers() and vd.api.as_explainer("gradient")
-    setting = Setting(task, explainer, vd.core.Key(0) / "gef", steps=steps)
-    clean = setting.explain(task, "clean").numpy()
+    metric, explainer = GEF(form="reference", steps=steps), vd.api.as_explainer("gradient")
+    run = Run(metric, task, explainer, vd.core.Key(0) / "gef", 1.0, PerturbedModels(task))
+    clean = run.clean.numpy()
     for sample in range(len(task)):
         maps = []
         for z, sigma in enumerate(levels):
             strengths = np.linspace(1e-4, sigma, steps)
-            keys = [setting.noise_key(0, z) / "step" / t for t in range(steps)]
-            worlds = [Worlds(task).at(s, k) for s, k in zip(strengths, keys, strict=True)]
-            maps.append([setting.explain(world, 0, z).numpy()[sample] for world in worlds])
+            keys = [run.noise_key(0, z) / "step" / t for t in range(steps)]
+            models = [PerturbedModels(task).at(s, k) for s, k in zip(strengths, keys, strict=True)]
+            maps.append([run.explain(model, 0, z).numpy()[sample] for model in models])
         noisy = [[[moved] * 5 for moved in level] for level in maps]
         expected = reference.program_distortion(clean[sample], maps, noisy)
         np.testing.assert_allclose(got[sample, 0], expected, rtol=1e-9)

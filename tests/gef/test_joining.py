@@ -13,7 +13,7 @@ import veridical as vd
 from veridical import study as studies
 from veridical.auditing import EFFORTS
 from veridical.gef import IsoSigma
-from veridical.gef.joining import joined_provenance, joined_scores
+from veridical.gef.iso_gef import joined_provenance, joined_scores
 from veridical.report.rendering import render
 from veridical.report.study import contents
 
@@ -38,15 +38,19 @@ def test_without_distortions_no_evidence_is_claimed() -> None:
     assert scores.provenance["iso_sigma"], "the parts keep their own"
 
 
-def test_one_shard_that_is_not_whole_makes_the_receipt_so() -> None:
+def test_one_shard_that_is_not_whole_makes_the_log_so() -> None:
     scores = vd.score(vd.gef.FastGEF(path=(0.1, 0.4, 0.8), draws=2), vd.tasks.load("digits")[:2], "gradient")
-    receipt = scores.provenance["receipt"]
-    other = {**receipt, "whole": False, "text": "half of it", "worlds_dropped": 3}
+    log = scores.provenance["perturbation_log"]
+    other = {**log, "whole": False, "text": "half of it", "models_dropped": 3}
     changed = vd.Scores(
-        scores.values, scores.direction, "gef", scores.ids, provenance={**scores.provenance, "receipt": other}
+        scores.values,
+        scores.direction,
+        "gef",
+        scores.ids,
+        provenance={**scores.provenance, "perturbation_log": other},
     )
-    found = joined_provenance([scores, changed], {})["receipt"]
-    assert (found["whole"], found["text"], found["worlds_dropped"]) == (False, "half of it", 3)
+    found = joined_provenance([scores, changed], {})["perturbation_log"]
+    assert (found["whole"], found["text"], found["models_dropped"]) == (False, "half of it", 3)
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def something_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def left_out(_model: torch.nn.Module) -> Iterator[tuple[str, tuple[str, int]]]:
         yield "a.list", ("torch does not know it", 7)
 
-    monkeypatch.setattr("veridical.gef.receipt.left_out", left_out)
+    monkeypatch.setattr("veridical.gef.perturbation_log.left_out", left_out)
 
 
 @pytest.mark.usefixtures("something_left_out")

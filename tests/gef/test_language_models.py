@@ -14,7 +14,7 @@ from veridical.data.known_language import WordTokenizer
 from veridical.data.networks import HEADS
 from veridical.errors import VeridicalWarning
 from veridical.explainers.gradients import IntegratedGradients
-from veridical.gef.receipt import receipt_of
+from veridical.gef import log_weight_noise
 from veridical.models import weights as drawing
 
 PATH, DRAWS = (0.05, 0.1, 0.2), 2
@@ -99,7 +99,7 @@ def test_methods_that_are_evaluated_together_meet_the_same_worlds():
     """Scores are those of each alone, every noisy world is drawn once, and what it answers is asked once."""
     _, task = planted(samples=3)
     metric, names = vd.gef.GEF(path=PATH, draws=DRAWS), ["gradient", "saliency", "occlusion"]
-    receipt_of(task)  # it draws for its self-check, once a task
+    log_weight_noise(task)  # it draws for its self-check, once a task
     alone = {name: vd.score(metric, task, name) for name in names}
     with mock.patch.object(drawing, "draw_noise", wraps=drawing.draw_noise) as draw:
         found = vd.evaluate(task, names, metric)

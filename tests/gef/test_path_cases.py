@@ -8,10 +8,9 @@ from torch import nn
 
 import veridical as vd
 from veridical.functional import isotonic_fit
-from veridical.gef import GEF, FastGEF, find_path, gef_score
-from veridical.gef.agreement import agreement, agreements
-from veridical.gef.isotonic_search import GRID
-from veridical.gef.worlds import Worlds
+from veridical.gef import GEF, FastGEF, find_path, gef_score, noise_path
+from veridical.gef.noise_path import GRID, agreement, agreements
+from veridical.gef.perturbed_model import PerturbedModels
 from veridical.testing import tiny_task
 
 
@@ -111,7 +110,7 @@ def test_bisection_ends_where_asking_every_level_would() -> None:
     task = vd.tasks.load("digits")[:48]
     path = find_path(task, 5)
     key = vd.core.Key(0) / "path"
-    means = [agreements(task, Worlds(task), GRID[i], range(20), key / i).mean() for i in range(40)]
+    means = [agreements(task, PerturbedModels(task), GRID[i], range(20), key / i).mean() for i in range(40)]
     whole = GRID[int((isotonic_fit(torch.stack(means)) <= 0.11).double().argmax())]
     assert abs(path.sigma_max - whole) <= 0.25 * whole
     assert len(path.searched) < 9
@@ -214,18 +213,19 @@ def test_levels_where_nothing_is_left_get_a_glance_but_the_end_gets_all_its_draw
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A world of a language model is hundreds of megabytes of noise: those that tell nothing are spared."""
-    from veridical.gef import isotonic_search
 
-    def kept(task: vd.Task, worlds: Worlds, sigma: float, draws: range, key: vd.core.Key) -> torch.Tensor:
+    def kept(
+        task: vd.Task, models: PerturbedModels, sigma: float, draws: range, key: vd.core.Key
+    ) -> torch.Tensor:
         # up to 2 something is left, from 1 on in one draw alone, which comes after the glance
         seldom = torch.tensor([float(draw == 7) for draw in draws], dtype=torch.float64)
         return seldom * max(0.0, 1 - sigma / 2) if sigma > 1 else 1 - sigma / 4 + 0 * seldom
 
-    monkeypatch.setattr(isotonic_search, "agreements", kept)
+    monkeypatch.setattr(noise_path, "agreements", kept)
     task = vd.Task(mlp(1), rows(4), head="regression")
-    found = isotonic_search.isotonic(task, Worlds(task), 20, vd.core.Key(0))
-    monkeypatch.setattr(isotonic_search, "GLANCE", 20)
-    whole = isotonic_search.isotonic(task, Worlds(task), 20, vd.core.Key(0))
+    found = noise_path.isotonic(task, PerturbedModels(task), 20, vd.core.Key(0))
+    monkeypatch.setattr(noise_path, "GLANCE", 20)
+    whole = noise_path.isotonic(task, PerturbedModels(task), 20, vd.core.Key(0))
     assert found["sigma_max"] == whole["sigma_max"] >= 2
     draws = dict(zip(found["searched"], found["draws"], strict=True))
     end = min(sigma for sigma, mean in zip(found["searched"], found["agreement"], strict=True) if mean <= 0)

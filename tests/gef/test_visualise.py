@@ -6,8 +6,7 @@ import torch
 
 import veridical as vd
 from veridical.gef import DeepViz, Fourier, Maco, class_task
-from veridical.gef.feature_visualisation import METHODS, seen_from
-from veridical.gef.picture_statistics import blurred, colours, in_colour, mean_magnitude
+from veridical.gef.visualisation import METHODS, blurred, colours, in_colour, mean_magnitude, seen_from
 from veridical.testing import tiny_task
 
 mpl.use("Agg")

@@ -21,8 +21,7 @@ from veridical.fidelity import FFid, Finetuned, RFid, RobustnessTable, finetune,
 from veridical.fidelity.finetuning import why_no_finetuning
 from veridical.fidelity.removal import Sign
 from veridical.fidelity.robustness import ORIGINAL, TUNED
-from veridical.gef.iso_evidence import SMALLEST
-from veridical.gef.iso_metric import IsoSigma
+from veridical.gef.iso_gef import MIN_DRAWS, IsoSigma
 from veridical.metrics import AnyMetric, Metric
 from veridical.metrics import registry as metric_registry
 from veridical.models.predictor import take_side
@@ -179,7 +178,7 @@ def choose_judges(
             truth["relevance_rank_accuracy"] = make("relevance_rank_accuracy")
         else:
             describing["relevance_rank_accuracy"] = ("localisation", make("relevance_rank_accuracy"))
-    if effort.gef_draws >= SMALLEST:  # with fewer draws there is nothing to correlate
+    if effort.gef_draws >= MIN_DRAWS:  # with fewer draws there is nothing to correlate
         describing["gef_iso"] = ("GEF", IsoSigma(draws=effort.gef_draws))
     describing |= {
         "avg_sensitivity": ("robustness", make("avg_sensitivity", draws=effort.noise_draws)),

@@ -43,7 +43,7 @@ from veridical.core.key import Key
 from veridical.errors import VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.explainers.controls import Random
-from veridical.gef.joining import joined_scores
+from veridical.gef.iso_gef import joined_scores
 from veridical.metrics import Metric
 from veridical.models.cost import Cost
 from veridical.perturb.shared_work import sharing

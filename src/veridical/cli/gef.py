@@ -13,7 +13,7 @@ import veridical as vd
 from veridical.cli import sources
 from veridical.cli.app import app, out, save_figure
 from veridical.errors import InputError
-from veridical.gef.receipt import incomplete
+from veridical.gef.perturbation_log import incomplete
 from veridical.values.tables import write_csv
 
 

@@ -43,7 +43,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.explainers.transforms": ("inverse other_class shuffled", "Degraded Inverted OtherClass Shuffled TopK Transform degrade explainer_from_json shuffle top_k"),
     "veridical.explainers.trees": ("tree_shap", "TreeShap"),
     "veridical.fidelity.metrics": ("ffid_minus ffid_plus fid_minus fid_plus rfid_minus rfid_plus", ""),
-    "veridical.gef.iso_metric": ("gef_iso", ""),
+    "veridical.gef.iso_gef": ("gef_iso", ""),
     "veridical.gef.metric": ("gef", ""),
     "veridical.metrics.axiomatic.completeness": ("completeness", "Completeness Everything total_relevance"),
     "veridical.metrics.axiomatic.input_invariance": ("input_invariance", "Compensated InputInvariance distance_and_size shifted"),

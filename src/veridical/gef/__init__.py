@@ -1,19 +1,21 @@
 """GEF and Fast-GEF: does the explanation move as the model moves, under weight noise?"""
 
-from veridical.gef.assumptions import Assumptions, assumptions
-from veridical.gef.classes import class_task
-from veridical.gef.codes import LayerCodes, layer_activations
-from veridical.gef.concept_relevance import ConceptRelevance
-from veridical.gef.feature_visualisation import DeepViz, FeatureVisualisation, Fourier, Maco
-from veridical.gef.iso_evidence import Evidence, evidence, iso_sigma
-from veridical.gef.iso_metric import IsoSigma, with_draws_for
-from veridical.gef.metric import GEF, FastGEF
-from veridical.gef.neurons import at_neuron
-from veridical.gef.noise_path import NoisePath
-from veridical.gef.outcome import gef_score
-from veridical.gef.path import find_path
+from veridical.gef.codes import ConceptRelevance, LayerCodes, at_neuron, layer_activations
+from veridical.gef.iso_gef import Evidence, IsoSigma, evidence, iso_sigma, joined_scores, with_draws_for
+from veridical.gef.metric import GEF, FastGEF, gef_score
+from veridical.gef.model_assumptions import Assumptions, assumptions
+from veridical.gef.noise_path import NoisePath, find_path
+from veridical.gef.perturbation_log import PerturbationLog, incomplete, log_weight_noise
 from veridical.gef.plots import plot_path, plot_scores_by_explainer
-from veridical.gef.visualise import Visualisation, visualise
+from veridical.gef.visualisation import (
+    DeepViz,
+    FeatureVisualisation,
+    Fourier,
+    Maco,
+    Visualisation,
+    class_task,
+    visualise,
+)
 
 __all__ = [
     "GEF",
@@ -28,6 +30,7 @@ __all__ = [
     "LayerCodes",
     "Maco",
     "NoisePath",
+    "PerturbationLog",
     "Visualisation",
     "assumptions",
     "at_neuron",
@@ -35,8 +38,11 @@ __all__ = [
     "evidence",
     "find_path",
     "gef_score",
+    "incomplete",
     "iso_sigma",
+    "joined_scores",
     "layer_activations",
+    "log_weight_noise",
     "plot_path",
     "plot_scores_by_explainer",
     "visualise",

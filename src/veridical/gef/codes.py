@@ -1,12 +1,14 @@
-"""Explanations by what a layer holds: sparse codes and concepts, read anew in every perturbed world.
+"""Explanations by what a layer holds: sparse codes and concepts, read anew in every perturbed model.
 
 An encoder is any object with `codes(h)` or `project(h)` (a `vd.concepts` dictionary, concepts), or a plain
-function of rows h (n, D). Weight noise touches the judged model only, never the encoder.
+function of rows h (n, D). Weight noise touches the model only, never the encoder.
+`at_neuron` makes any unit of a layer the model function.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -16,11 +18,12 @@ from veridical.core.allowed import Count, Within
 from veridical.core.key import Key
 from veridical.errors import InputError, ShapeError, unknown_name
 from veridical.explainers import Explainer
-from veridical.models.predictor import call
+from veridical.models.predictor import call, take_side
 from veridical.values.space import Space
 from veridical.values.task import Task
 
 End = Literal["input", "output"]
+Relevance = Literal["contributions", "projections", "importances"]
 Pool = Literal["mean", "max", "last"]
 
 
@@ -35,7 +38,7 @@ def layer_activations(task: Task, layer: str, end: End = "output", axis: int = 1
 
 
 def read_layer(task: Task, layer: str, end: End, axis: int) -> tuple[Tensor, Tensor | None]:
-    """Activations of one chunk (n, positions, D), and the weights the layer used in this world."""
+    """Activations of one chunk (n, positions, D), and the weights the layer used."""
     seen: list[tuple[Any, Tensor | None]] = []
 
     def keep(module: nn.Module, given: tuple[Any, ...], answer: Any) -> None:
@@ -171,3 +174,117 @@ class LayerCodes(Explainer):
         if self.pool == "max":
             return codes.masked_fill(~there, -torch.inf).amax(1)
         return (codes * there).sum(1) / there.sum(1).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class ConceptRelevance(LayerCodes):
+    """How much each concept of the explained output matters to a sample, with concepts of `vd.concepts`.
+
+    `layer` is the model's linear head, at whose input concepts are read. `relevance` says what is judged:
+    "contributions" alpha_ik P(h; V_i)_k, "projections" P(h; V_i)_k, or "importances" f_i . v_ik with the
+    head's present weights. Concepts V stay those of the unperturbed model: fitted anew they would come in
+    another order, and distances between them would mean nothing.
+    """
+
+    end: End = "input"
+    """Which end of the layer is read; concepts live at the "input" of the head."""
+    relevance: Relevance = "contributions"
+    """What is judged: "contributions", "projections" or "importances", as above."""
+    name: ClassVar[str] = "concept_relevance"
+    summary: ClassVar[str] = "what each concept contributes to the explained output"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(
+            isinstance(getattr(self.encoder, name, None), Tensor) for name in ("vectors", "importances")
+        ):
+            raise InputError("concepts have vectors and importances; fit them with a method of vd.concepts")
+
+    def to_json(self) -> dict[str, Any]:
+        return {**super().to_json(), "relevance": self.relevance}
+
+    def attribute(self, task: Task, key: Key) -> Tensor:
+        activations, weight = read_layer(task, self.layer, self.end, self.axis)
+        if self.relevance == "importances":
+            return self._importances(weight, task)
+        codes = self.encode(activations, task.targets)
+        if self.relevance == "contributions":
+            codes = codes * self.encoder.importances.to(codes)[task.targets][:, None]
+        return self.pooled(codes, task)
+
+    def _importances(self, weight: Tensor | None, task: Task) -> Tensor:
+        if weight is None or weight.dim() != 2:
+            raise InputError(f"layer '{self.layer}' has no matrix of weights; importances need a linear head")
+        if task.head == "binary":
+            difference = weight if len(weight) == 1 else weight[1:] - weight[:1]
+            weight = torch.cat([-difference, difference])
+        if len(weight) != task.n_outputs:
+            raise InputError(f"layer '{self.layer}' has {len(weight)} rows for {task.n_outputs} outputs")
+        vectors = self.encoder.vectors.to(task.device)
+        own = vectors[task.targets] if len(vectors) > 1 else vectors.expand(len(task), -1, -1)
+        return torch.einsum("nd,nkd->nk", weight[task.targets].to(own), own)
+
+
+# --- a unit as the model function -----------------------------------------------------
+
+
+class NeuronView(nn.Module):
+    """The child model, answering with the activations of one of its layers, averaged over positions.
+
+    `axis` counts the units in the layer's output; every axis but that one and the first is averaged over.
+    """
+
+    def __init__(self, module: nn.Module, layer: str, axis: int = 1) -> None:
+        super().__init__()
+        self.module = module
+        self.layer = layer
+        self.axis = axis
+
+    def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
+        seen: list[Tensor] = []
+
+        def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            seen.append(output[0] if isinstance(output, tuple | list) else output)
+
+        handle = self.module.get_submodule(self.layer).register_forward_hook(keep)
+        try:
+            self.module(x, *side, **named)
+        finally:
+            handle.remove()
+        if not seen:
+            raise ShapeError(f"layer '{self.layer}' did not run")
+        activation = seen[-1]
+        if activation.dim() < 2 or len(activation) != len(x):
+            raise ShapeError(
+                f"layer '{self.layer}' answered shape {tuple(activation.shape)} to {len(x)} rows; expected "
+                "one row per sample"
+            )
+        return activation.movedim(self.axis, 1).flatten(2).mean(2) if activation.dim() > 2 else activation
+
+
+def at_neuron(task: Task, layer: str, unit: int, axis: int = 1) -> Task:
+    """The same inputs where what is explained is the mean activation of a unit of a layer.
+
+    `axis` says where the layer's output counts its units: 1 for channels of a convolution, -1 for the
+    features of a transformer block. Activations are real numbers, so the task is a regression: its noise path
+    ends where nothing of the activations is left (R^2 <= 0); give GEF the classifier's path to compare.
+    """
+    model = task.predictor.model
+    known = [name for name, _ in model.named_modules() if name]
+    if layer not in known:
+        raise unknown_name("layer", layer, known)
+    view = partial(NeuronView, layer=layer, axis=axis)
+    moved = task.changed(predictor=task.predictor.wrapped(view, output=_as_is))
+    outputs = task.uncounted(
+        lambda: moved.predictor.outputs(task.inputs[:1], take_side(task.side, slice(0, 1)))
+    )
+    units = outputs.shape[1]
+    if not 0 <= unit < units:
+        raise InputError(f"layer '{layer}' has units 0 to {units - 1}, got {unit}")
+    targets = torch.full((len(task),), unit, device=task.device)
+    return moved.changed(alone=True, head="regression", n_outputs=units, targets=targets)
+
+
+def _as_is(answer: Any) -> Tensor:
+    outputs: Tensor = answer
+    return outputs

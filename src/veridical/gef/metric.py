@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -14,27 +15,32 @@ from veridical.core.allowed import Count, NotNegative, Positive
 from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
-from veridical.explainers.first_maps import FirstMaps
-from veridical.gef.distortion import Form
-from veridical.gef.found import Found
-from veridical.gef.noise_path import NoisePath
-from veridical.gef.outcome import FEWEST, outcome_of
-from veridical.gef.path import Rule, find_path
-from veridical.gef.receipt import of_score
-from veridical.gef.setting import Distance, ModelDistance
-from veridical.gef.shared_worlds import Company
-from veridical.gef.walk import Walk
-from veridical.gef.worlds import Perturbation
+from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
+from veridical.gef.forms import FORMS, Form, Run
+from veridical.gef.map_checks import MapChecks
+from veridical.gef.noise_path import NoisePath, Rule, find_path
+from veridical.gef.perturbation_log import log_of_score
+from veridical.gef.perturbed_model import Perturbation, PerturbedModels
 from veridical.metrics.base import CONSTANT, ExplainerMetric, Outcome, register
 from veridical.models.cost import Cost
 from veridical.models.embeddings import embedding_layer
+from veridical.models.plan import memory_budget
 from veridical.models.sessions import Question
-from veridical.values.scores import Direction, Scores
+from veridical.models.weights import Noise, NoiseSource
+from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task
 
+Distance = Literal["euclidean", "cosine"]
+ModelDistance = Literal["logit", "outputs"]
+MIN_LEVELS = 3
+"""Levels that a correlation needs."""
 ZERO = 1e-6
 """Of the length of a map: a smaller movement is none."""
-DEAF = (
+WEAK_FIT = 0.1
+"""R^2 below which outputs are said to explain the map poorly (the jacobian form)."""
+BLOCK_BYTES = 2**22
+"""Bytes of maps held at once for each MiB that a chunk's activations may take on the device."""
+UNUSED_WEIGHTS = (
     "weight noise changes no output of this model: its forward pass does not use the parameters that torch "
     "lists for it"
 )
@@ -100,8 +106,8 @@ class GEF(ExplainerMetric):
             except (TypeError, ValueError):
                 raise InputError(f"a path holds numbers, as (0.1, 0.5, 1.0), got {self.path!r}") from None
             object.__setattr__(self, "path", NoisePath.given(levels).levels)
-        if len(self.path if isinstance(self.path, tuple) else range(self.levels)) < FEWEST:
-            raise InputError(f"a correlation over levels needs at least {FEWEST} of them")
+        if len(self.path if isinstance(self.path, tuple) else range(self.levels)) < MIN_LEVELS:
+            raise InputError(f"a correlation over levels needs at least {MIN_LEVELS} of them")
         if self.same_direction and self.form == "reference":
             raise InputError(
                 "same_direction scales one draw over the levels; 'reference' draws anew at each step"
@@ -139,7 +145,7 @@ class GEF(ExplainerMetric):
     def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
         # a score rests on its path, whoever searched it: its cost does not depend on who came first
         task.predictor.meter.add(self.basis(task, key))
-        (found,) = self._outcomes(task, Company({self.name: explainer}), key).values()
+        (found,) = self._outcomes(task, ExplainerGroup({self.name: explainer}), key).values()
         if isinstance(found, Exception):
             raise found
         return found
@@ -153,17 +159,31 @@ class GEF(ExplainerMetric):
         explainers: Mapping[str, Explainer],
         key: Key = Key(0),  # noqa: B008 (frozen)
     ) -> dict[str, Scores | Exception]:
-        """Score several explainers in the same noisy worlds, each drawn and asked once for all of them.
+        """Score several explainers on the same perturbed models, each drawn and evaluated once for all.
 
         The rows of a noise path that was searched are in no single cost here, but in each one's provenance.
+
+        Parameters
+        ----------
+        task : Task
+            What is explained.
+        explainers : mapping from str to Explainer
+            The explainers by label.
+        key : Key
+            Decides all draws.
+
+        Returns
+        -------
+        dict from str to Scores or Exception
+            The scores by label, or what an explainer raised.
         """
         self.check(task)
-        company = Company(explainers)
-        for who in company:
-            with company.at_work(who, task):
+        group = ExplainerGroup(explainers)
+        for who in group:
+            with group.working(who, task):
                 explainers[who].check(task)
         with Question(task.predictor) as question:
-            outcomes = self._outcomes(task, company, key / self.name)
+            outcomes = self._outcomes(task, group, key / self.name)
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():
             found = outcomes[who]
@@ -171,26 +191,66 @@ class GEF(ExplainerMetric):
                 out[who] = found
                 continue
             scores = self._scores(task, found, explainer.name, key, question, explainer.to_json())
-            out[who] = replace(scores, cost=company.costs[who])
+            out[who] = replace(scores, cost=group.costs[who])
         return out
 
-    def _outcomes(self, task: Task, company: Company, key: Key) -> dict[str, Outcome | Exception]:
+    def _outcomes(self, task: Task, group: ExplainerGroup, key: Key) -> dict[str, Outcome | Exception]:
         path = self.noise_path(task, key)
         # under input noise tokens move at their embeddings, so the unperturbed map is made there too
         where = task if self.perturb == "weights" else task.at_embeddings()
-        company.first.update((who, FirstMaps(task)) for who in company)
-        found = Walk(self, company, path, key).distortions(where)
-        out: dict[str, Outcome | Exception] = dict(company.errors)
+        found = self._distortions(where, group, path, key)
+        out: dict[str, Outcome | Exception] = dict(group.errors)
         for who, moved in found.items():
-            if self.perturb == "weights" and moved.deaf:
-                warnings.warn(DEAF, VeridicalWarning, stacklevel=2)
+            weights = self.perturb == "weights"
+            if weights and not bool(moved.model.any()):
+                warnings.warn(UNUSED_WEIGHTS, VeridicalWarning, stacklevel=2)
             nothing = self._nothing(moved.size)[:, None, None]
             explanation = torch.where(moved.explanation <= nothing, 0.0, moved.explanation)
             outcome = self._outcome(path, replace(moved, explanation=explanation))
-            receipt = of_score(task, moved, self.perturb == "weights")
-            flags = {CONSTANT: company.first[who].constant, **outcome.flags}
-            out[who] = replace(outcome, flags=flags, notes={**outcome.notes, "receipt": receipt})
+            log = log_of_score(task, moved.model, moved.checks, weights)
+            flags = {CONSTANT: moved.constant, **outcome.flags}
+            out[who] = replace(outcome, flags=flags, notes={**outcome.notes, "perturbation_log": log})
         return out
+
+    def _distortions(
+        self, task: Task, group: ExplainerGroup, path: NoisePath, key: Key
+    ) -> dict[str, Distortions]:
+        """Distortions (N, M, Z), some samples at a time so that memory does not grow with their number."""
+        widths = [group.explainers[who].space_of(task).n_features for who in group]
+        # of all the clean maps and those that wait, and what one explainer works on
+        maps = 2 * sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
+        size = max(1, BLOCK_BYTES * memory_budget(task.device) // (8 * max(1, maps)))
+        noise: Callable[[Key], Noise] | None = None
+        if self.perturb == "weights":
+            noise = task.cached("weight noise", lambda: NoiseSource(task.predictor.source.module))
+        starts = range(0, len(task), size)
+        blocks = [task] if len(starts) == 1 else [task[at : at + size] for at in starts]
+        parts = [self._block(block, group, path, key, noise) for block in blocks]
+        return {who: Distortions.joined([part[who] for part in parts]) for who in group}
+
+    def _block(
+        self,
+        task: Task,
+        group: ExplainerGroup,
+        path: NoisePath,
+        key: Key,
+        noise: Callable[[Key], Noise] | None,
+    ) -> dict[str, Distortions]:
+        models = PerturbedModels(task, self.perturb, noise)
+        runs: dict[str, Run] = {}
+        for who in group:
+            with group.working(who, task):
+                runs[who] = Run(self, task, group.explainers[who], key, path.sigma_max, models)
+        for draw in range(self.draws):
+            for level, sigma in enumerate(path.levels):
+                for who in group:
+                    with group.working(who, task):
+                        runs[who].cells.append(FORMS[self.form](runs[who], sigma, draw, level))
+        found: dict[str, Distortions] = {}
+        for who in group:
+            with group.working(who, task):
+                found[who] = Distortions.of(runs[who])
+        return found
 
     def _nothing(self, size: Tensor) -> Tensor:
         """What counts as no movement for a map of this length: 1e-6 of it, as each form measures."""
@@ -198,11 +258,173 @@ class GEF(ExplainerMetric):
             return torch.full_like(size, ZERO**2 / 2)
         return (ZERO * size) ** {"fast": 1, "arc": 1, "jacobian": 2, "reference": 4}[self.form]
 
-    def _outcome(self, path: NoisePath, found: Found) -> Outcome:
+    def _outcome(self, path: NoisePath, found: Distortions) -> Outcome:
+        """Scores with their ceiling, flags, curve and details."""
+        model, explanation = found.model, found.explanation
+        finite = model.isfinite().all(-1, keepdim=True)
+        complete = bool((finite & ~explanation.isnan()).all())
+        if not complete:
+            model, explanation = (torch.where(finite, each, torch.nan) for each in (model, explanation))
+        judged_model, judged = model, explanation
+        if self.mean_then_correlate:
+            judged_model, judged = (each.nanmean(1, keepdim=True) for each in (model, explanation))
+        correlation = spearman if self.correlation == "spearman" else pearson
+        score, degenerate, empty = gef_score(judged_model, judged, correlation)
+        known = None if complete else ~explanation.isnan()
+        overflown = ~finite[..., 0].any(-1)
+        lost = ((~judged.isnan()).sum(-1) < MIN_LEVELS).all(-1) & ~overflown
+        sigma = torch.tensor(path.levels, dtype=torch.float64, device=model.device).expand(model.shape)
+        partial = partial_rank_correlation(model, explanation, sigma, known)
+        details = {
+            "ceiling": spearman(sigma, model).nanmean(-1),
+            "rho_sigma_explanation": spearman(sigma, explanation, known).nanmean(-1),
+            "partial": partial.nanmean(-1),
+            "partial_draws": (~partial.isnan()).sum(-1),
+            "draws": finite[..., 0].sum(-1),
+            "maps_missing": (explanation.isnan() & finite).sum((1, 2)),
+            "model_distortion": model,
+            "explanation_distortion": explanation,
+        }
+        flags = {
+            "the explanation does not move": degenerate,
+            "the model does not move": empty & ~lost & ~overflown,
+            "no explanation": lost,
+            "no explanation at some levels": (explanation.isnan() & finite).any(-1).any(-1) & ~lost,
+            "answers are not finite": overflown,
+            "draws dropped: answers are not finite": ~finite.all(1)[..., 0] & ~overflown,
+            "the map is mostly rounding: float64 gives another": found.checks.rounding,
+            "the same call gives another map": torch.full_like(lost, not found.checks.repeats),
+        }
+        if found.fit is not None and found.in_span is not None:
+            details |= {"fit": found.fit, "in_span": found.in_span}
+            flags[f"outputs explain the map poorly (R2 < {WEAK_FIT})"] = ~(found.fit >= WEAK_FIT)
+        levels = torch.tensor(path.levels, dtype=torch.float64)
         noise = "weight noise sigma" if self.perturb == "weights" else "input noise sigma"
-        return outcome_of(path, found, self.correlation, self.mean_then_correlate, noise)
+        curve = Curve(levels, explanation.nanmean(1), noise, "explanation distortion")
+        return Outcome(score, flags, curve, details, {"path": path.to_json()})
 
 
-def FastGEF(**settings: object) -> GEF:  # noqa: N802 (reads as the class it makes)
-    """GEF in its fast form (Fast-GEF)."""
-    return GEF(**{"form": "fast", **settings})  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class FastGEF(GEF):
+    """Fast-GEF: GEF in its fast form, with the same settings otherwise.
+
+    Raises
+    ------
+    InputError
+        If `form` is another one; `GEF(form=...)` takes them all.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form != "fast":
+            raise InputError(f"FastGEF is GEF(form='fast'); say GEF(form={self.form!r})")
+
+
+def gef_score(
+    model: Tensor, explanation: Tensor, correlation: Callable[..., Tensor] = spearman
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Correlate distortions over levels, then average over draws.
+
+    A draw whose explanation does not move scores 0 and is degenerate (Corollary 1); one whose model does not
+    move, or gives an output that is not finite, is left out; a sample with no draw left is empty and NaN.
+    Levels without an explanation (NaN) are passed over, and a draw with fewer than three others is left out.
+
+    Parameters
+    ----------
+    model : Tensor
+        How far the model moved (N, draws, levels).
+    explanation : Tensor
+        How far the explanation moved (N, draws, levels).
+    correlation : callable
+        Rank correlation along the last axis, as `veridical.functional.spearman`.
+
+    Returns
+    -------
+    tuple of Tensor
+        Scores, whether a draw is degenerate, and whether no draw is left, each (N,).
+    """
+    complete = bool((model.isfinite() & ~explanation.isnan()).all())
+    if not complete:
+        explanation = torch.where(model.isfinite().all(-1, keepdim=True), explanation, torch.nan)
+    known = None if complete else ~explanation.isnan()
+    enough = known.sum(-1) >= MIN_LEVELS if known is not None else explanation.shape[-1] >= MIN_LEVELS
+    still = ~has_spread(explanation, known) & enough
+    kept = has_spread(model, known) & enough
+    each = torch.where(still, 0.0, correlation(model, explanation, known))
+    total = torch.where(kept, each, 0.0).sum(-1)
+    count = kept.sum(-1)
+    score = torch.where(count > 0, total / count.clamp(min=1), torch.nan)
+    return score, (still & kept).any(-1), count == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Distortions:
+    """What was found of one explainer along the path."""
+
+    model: Tensor
+    """How far the model moved (N, M, Z)."""
+    explanation: Tensor
+    """How far the explanation moved (N, M, Z)."""
+    size: Tensor
+    """The length of the unperturbed maps (N,)."""
+    constant: Tensor
+    """Which of those tell no feature from another (N,)."""
+    checks: MapChecks
+    """What explaining a few samples again showed."""
+    fit: Tensor | None = None
+    """R^2 of the fitted response of the map to the outputs (N,), `jacobian` only."""
+    in_span: Tensor | None = None
+    """The share of the steps in the span of the outputs seen (N,), `jacobian` only."""
+
+    @classmethod
+    def of(cls, run: Run) -> Distortions:
+        """The distortions of a run, whose maps are checked."""
+
+        def table(cells: Sequence[Tensor]) -> Tensor:
+            return torch.stack(list(cells)).unflatten(0, (run.metric.draws, -1)).permute(2, 0, 1).contiguous()
+
+        model = table(run.model_moved)
+        run.check_finite(excused=(~model.isfinite()).any(-1).any(-1))
+        explanation = table([cell.explanation for cell in run.cells])
+        fits = [cell.fit for cell in run.cells if cell.fit is not None]
+        spans = [cell.in_span for cell in run.cells if cell.in_span is not None]
+        fit, in_span = (table(each).nanmean((1, 2)) if each else None for each in (fits, spans))
+        return cls(model, explanation, run.sizes, run.constant, run.checks, fit, in_span)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Distortions]) -> Distortions:
+        """The distortions of some samples after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        names = ("model", "explanation", "size", "constant", "fit", "in_span")
+        present = [name for name in names if getattr(parts[0], name) is not None]
+        checks = MapChecks.joined([part.checks for part in parts])
+        return cls(
+            checks=checks, **{name: torch.cat([getattr(part, name) for part in parts]) for name in present}
+        )
+
+
+@dataclass(eq=False)
+class ExplainerGroup:
+    """Explainers scored together: one that raises is left out with its error, the others go on."""
+
+    explainers: Mapping[str, Explainer]
+    """All explainers by label."""
+    errors: dict[str, Exception] = field(default_factory=dict)
+    """What those raised that are left out."""
+    costs: dict[str, Cost] = field(default_factory=dict)
+    """The rows of each one."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([who for who in self.explainers if who not in self.errors])
+
+    @contextmanager
+    def working(self, who: str, task: Task) -> Iterator[None]:
+        """Count the rows of this one, and keep its error; rows that serve all are counted with the first."""
+        before = task.predictor.meter.cost
+        try:
+            yield
+        except Exception as error:
+            self.errors[who] = error
+        finally:
+            self.costs[who] = self.costs.get(who, Cost()) + (task.predictor.meter.cost - before)

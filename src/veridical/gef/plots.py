@@ -15,7 +15,7 @@ from veridical.values.scores import Scores
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from veridical.gef.watched import Watched
+    from veridical.gef.model_assumptions import Response
 
 
 def distortions(scores: Scores) -> tuple[Tensor, Tensor]:
@@ -66,11 +66,11 @@ def plot_scores_by_explainer(scores: Mapping[str, Scores] | Scores, ax: Axes | N
     return ax
 
 
-def plot_watched(watched: Sequence[Watched], ax: Axes | None = None, samples: int = 0) -> Axes:
+def plot_responses(responses: Sequence[Response], ax: Axes | None = None, samples: int = 0) -> Axes:
     """D_f with its spread over samples for some perturbations, or single samples of the first of them."""
     ax = axes(ax)
     ends = {"noise": "input noise sigma", "layers": "share of layers randomised", "masking": "share masked"}
-    for place, one in enumerate(watched[:1] if samples else watched):
+    for place, one in enumerate(responses[:1] if samples else responses):
         lines, colour = one.distortion.mean(1).cpu(), COLOURS[place % len(COLOURS)]
         if samples:
             for line in lines[:samples]:
@@ -81,7 +81,7 @@ def plot_watched(watched: Sequence[Watched], ax: Axes | None = None, samples: in
         ax.fill_between(
             one.levels, lines.mean(0) - spread, lines.mean(0) + spread, color=colour, alpha=0.12, linewidth=0
         )
-    ax.set_xlabel(ends[watched[0].kind])
+    ax.set_xlabel(ends[responses[0].kind])
     ax.set_ylabel("model distortion")
     if not samples:
         ax.legend(fontsize=6)

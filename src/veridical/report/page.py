@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veridical.gef.receipt import incomplete
+from veridical.gef.perturbation_log import incomplete
 from veridical.report import cells
 from veridical.report.citations import bibtex
 from veridical.report.gallery import gallery

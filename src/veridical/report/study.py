@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veridical.gef.joining import joined_provenance
-from veridical.gef.receipt import incomplete
+from veridical.gef.iso_gef import joined_provenance
+from veridical.gef.perturbation_log import incomplete
 from veridical.models.cost import Cost
 from veridical.report import cells
 from veridical.report.citations import bibtex

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veridical.errors import FormatError, InputError, unknown_name
-from veridical.gef.joining import joined_scores
+from veridical.gef.iso_gef import joined_scores
 from veridical.jobs import Store
 from veridical.study.cells import (
     CELLS,

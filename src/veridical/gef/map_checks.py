@@ -1,9 +1,10 @@
-"""Is a map what it seems? A few samples are explained again: is it rounding, is it random?"""
+"""Checks of an explainer's unperturbed maps: a few samples are explained again. Rounding? Random?"""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from veridical.explainers import Explainer
 from veridical.functional import rms_normalise
 from veridical.values.task import Task
 
-LOOKED_AT = 4
+CHECKED = 4
 """Samples whose maps are made again."""
 ROUNDING = 0.1
 """A map that is another one in float64 by more than this share of its size is largely rounding."""
@@ -25,52 +26,66 @@ REDRAWN = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class MapHealth:
-    """What a second look at an explainer's unperturbed maps found."""
+class MapChecks:
+    """What explaining a few samples again showed of an explainer's unperturbed maps."""
 
-    draws: bool
+    redraws: bool
     """Whether two keys give two maps."""
     rounding: Tensor
-    """Which samples (N,) have maps that are mostly rounding: those looked at, or all if most of those do."""
+    """Which samples (N,) have maps that are mostly rounding: those checked, or all if most of those do."""
     repeats: bool = True
     """Whether the same key gives the same map."""
     apart: float = float("nan")
-    """The largest share of a map by which float64 gives another one; NaN where that was not looked at."""
-    why_not: str = ""
-    """Why float64 was not looked at."""
+    """The largest share of a map by which float64 gives another one; NaN where that was not checked."""
+    unchecked_reason: str = ""
+    """Why float64 was not checked."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[MapChecks]) -> MapChecks:
+        """The checks of some samples after the other."""
+        return replace(
+            parts[0],
+            redraws=any(part.redraws for part in parts),
+            repeats=all(part.repeats for part in parts),
+            rounding=torch.cat([part.rounding for part in parts]),
+        )
 
 
-def map_health(task: Task, explainer: Explainer, key: Key) -> MapHealth:
+def check_maps(task: Task, explainer: Explainer, key: Key) -> MapChecks:
     """Explain a few samples again, with another key and in float64; the rows are counted to nobody."""
     nowhere = torch.zeros(len(task), dtype=torch.bool, device=task.device)
     if explainer.control or explainer.one_key or task.members is not None:
-        return MapHealth(explainer.stochastic, nowhere, why_not="it is a control, or optimises a picture")
-    places = torch.linspace(0, len(task) - 1, min(LOOKED_AT, len(task)), device=task.device).long()
-    health: MapHealth = task.uncounted(lambda: _looked(task, explainer, key / "health", places, nowhere))
-    return health
+        return MapChecks(
+            explainer.stochastic, nowhere, unchecked_reason="it is a control, or optimises a picture"
+        )
+    places = torch.linspace(0, len(task) - 1, min(CHECKED, len(task)), device=task.device).long()
+    found: MapChecks = task.uncounted(lambda: _checked(task, explainer, key / "health", places, nowhere))
+    return found
 
 
-def _looked(task: Task, explainer: Explainer, key: Key, places: Tensor, nowhere: Tensor) -> MapHealth:
+def _checked(task: Task, explainer: Explainer, key: Key, places: Tensor, nowhere: Tensor) -> MapChecks:
     few = task[places].changed()  # remembers nothing: what is not counted must not be found there later
     first = _maps(explainer, few, key)
-    draws, repeats = explainer.stochastic, True
-    if not draws:
-        draws = _differ(first, _maps(explainer, few, key / "again"))
-        repeats = not (draws and _differ(first, _maps(explainer, few, key)))
+    redraws, repeats = explainer.stochastic, True
+    if not redraws:
+        redraws = _differ(first, _maps(explainer, few, key / "again"))
+        repeats = not (redraws and _differ(first, _maps(explainer, few, key)))
     where = type(explainer).__module__
-    if draws and (where.startswith(FOREIGN) or not where.startswith(OURS)):
-        return MapHealth(draws, nowhere, repeats, why_not="its own draws need not be the same in float64")
+    if redraws and (where.startswith(FOREIGN) or not where.startswith(OURS)):
+        return MapChecks(
+            redraws, nowhere, repeats, unchecked_reason="its own draws need not be the same in float64"
+        )
     try:
         exact = _maps(explainer, in_double(few), key)
     except Exception as error:
-        return MapHealth(draws, nowhere, repeats, why_not=f"{type(error).__name__}: {error}"[:200])
+        return MapChecks(redraws, nowhere, repeats, unchecked_reason=f"{type(error).__name__}: {error}"[:200])
     valid = explainer.space_of(few).valid
     pair = rms_normalise(torch.stack([first, exact]), where=valid)
     apart = (pair[0] - pair[1]).square().sum(-1).sqrt() / pair[1].square().sum(-1).sqrt().clamp(min=1e-300)
     noise = apart > ROUNDING
     rounding = nowhere.index_put((places,), noise)
-    # a property of the method on this model, if most of the samples looked at have it
-    return MapHealth(draws, rounding | (noise.double().mean() > 0.5), repeats, float(apart.amax()))
+    # a property of the method on this model, if most of the samples checked have it
+    return MapChecks(redraws, rounding | (noise.double().mean() > 0.5), repeats, float(apart.amax()))
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:

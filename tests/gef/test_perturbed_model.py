@@ -1,4 +1,4 @@
-"""Noisy worlds: one draw serves all strengths, checks wait for the end of a draw, nothing is left behind."""
+"""Perturbed models: one draw serves all strengths, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from tests.reference import weights
 from veridical.core.key import parameter_noise
 from veridical.errors import InputError, ModelError, VeridicalWarning
 from veridical.explainers import Explainer
-from veridical.gef.finite_checks import Watch
-from veridical.gef.receipt import receipt_of
-from veridical.gef.worlds import Worlds
+from veridical.gef import log_weight_noise
+from veridical.gef.perturbed_model import PerturbedModels
 from veridical.models import weights as drawing
 from veridical.models.weights import NoiseSource
 from veridical.testing import tiny_task
@@ -30,7 +29,7 @@ PATH = (0.1, 0.5, 1.0)
 def drawn_per_score(metric: vd.gef.GEF, samples: int = 4) -> int:
     """How many parameters had noise drawn for them during one score."""
     task = tiny_task("image", samples)
-    receipt_of(task)  # it draws for its self-check, once a task
+    log_weight_noise(task)  # it draws for its self-check, once a task
     with mock.patch.object(drawing, "draw_noise", wraps=drawing.draw_noise) as draw:
         vd.score(metric, task, "gradient")
     drawn = [name for call in draw.call_args_list for name, _ in call.args[1]]
@@ -50,19 +49,19 @@ def test_noise_is_drawn_once_a_direction(settings: dict[str, object], draws: int
     assert drawn_per_score(vd.gef.GEF(path=PATH, draws=2, **settings)) == draws  # type: ignore[arg-type]
 
 
-def test_worlds_have_the_weights_that_noisy_makes() -> None:
+def test_perturbed_models_have_the_weights_that_noisy_makes() -> None:
     task = tiny_task("image", 4)
-    worlds = Worlds(task)
+    models = PerturbedModels(task)
     for sigma in (0.3, 1.7):
-        view = worlds.at(sigma, KEY).predictor.model
+        view = models.at(sigma, KEY).predictor.model
         expected = weights.noisy(task.model, sigma, KEY)
         assert all(torch.equal(v, expected[n]) for n, v in view.named_parameters())
 
 
-def test_worlds_answer_as_the_task_with_that_noise_does() -> None:
+def test_perturbed_models_answer_as_the_task_with_that_noise_does() -> None:
     task = tiny_task("image", 4)
     before = copy.deepcopy(task.model.state_dict())
-    world, plain = Worlds(task).at(0.4, KEY), task.with_noise(0.4, KEY)
+    world, plain = PerturbedModels(task).at(0.4, KEY), task.with_noise(0.4, KEY)
     assert torch.equal(world.predictor.outputs(world.inputs), plain.predictor.outputs(plain.inputs))
     assert all(torch.equal(v, before[n]) for n, v in task.model.state_dict().items())
 
@@ -80,7 +79,7 @@ class OwnWeights(nn.Module):
 
 @dataclass(frozen=True)
 class WeightsThemselves(Explainer):
-    """The map is the parameter of the world, not a copy of it."""
+    """The map is the parameter of the perturbed model, not a copy of it."""
 
     name: ClassVar[str] = "weights_themselves"
 
@@ -90,8 +89,8 @@ class WeightsThemselves(Explainer):
 
 
 @pytest.mark.parametrize("form", ["fast", "arc", "reference", "jacobian"])
-def test_a_world_that_moves_on_takes_nothing_back(form: str) -> None:
-    """Answers and maps may be the weights themselves: what was read of a world is what it was then."""
+def test_a_perturbed_model_that_moves_on_takes_nothing_back(form: str) -> None:
+    """Answers and maps may be the weights themselves: what was read of a model is what it was then."""
     task = vd.Task(OwnWeights(), torch.zeros(5, 3, dtype=torch.float64))
     metric = vd.gef.GEF(form=form, path=PATH, draws=2, steps=3, normalise=False)  # type: ignore[arg-type]
     found = vd.score(metric, task, WeightsThemselves()).details
@@ -108,32 +107,32 @@ def test_a_world_that_moves_on_takes_nothing_back(form: str) -> None:
                 torch.testing.assert_close(found["explanation_distortion"][:, draw, z], length)
 
 
-def test_a_world_read_late_answers_with_its_own_weights() -> None:
+def test_a_perturbed_model_read_late_answers_with_its_own_weights() -> None:
     task = tiny_task("image", 4)
-    worlds = Worlds(task)
-    first, second = worlds.at(0.3, KEY), worlds.at(0.3, KEY / 1)
-    assert second.predictor.model is first.predictor.model  # one working copy for any number of worlds
+    models = PerturbedModels(task)
+    first, second = models.at(0.3, KEY), models.at(0.3, KEY / 1)
+    assert second.predictor.model is first.predictor.model  # one working copy for any number of models
     late = [world.predictor.outputs(task.inputs) for world in (second, first, task, first)]
-    alone = [Worlds(task).at(0.3, key).predictor.outputs(task.inputs) for key in (KEY / 1, KEY)]
+    alone = [PerturbedModels(task).at(0.3, key).predictor.outputs(task.inputs) for key in (KEY / 1, KEY)]
     assert torch.equal(late[0], alone[0])
     assert torch.equal(late[1], alone[1])
     assert torch.equal(late[3], alone[1])
     assert torch.equal(late[2], task.outputs)
 
 
-def test_compiled_models_have_a_world_each() -> None:
+def test_compiled_models_are_perturbed() -> None:
     task = tiny_task("image", 4)
     scripted = vd.Task(torch.jit.trace(task.model, task.inputs), task.inputs)
-    worlds = Worlds(scripted)
+    models = PerturbedModels(scripted)
     for key in (KEY, KEY / 1):
-        world, plain = worlds.at(0.3, key), task.with_noise(0.3, key)
+        world, plain = models.at(0.3, key), task.with_noise(0.3, key)
         torch.testing.assert_close(world.predictor.outputs(task.inputs), plain.predictor.outputs(task.inputs))
 
 
-def test_noise_around_a_noisy_world_multiplies() -> None:
+def test_noise_around_a_perturbed_model_multiplies() -> None:
     task = tiny_task("image", 4)
-    world = Worlds(task).at(0.4, KEY)
-    near = Worlds(world).at(1e-3, KEY / "near")
+    world = PerturbedModels(task).at(0.4, KEY)
+    near = PerturbedModels(world).at(1e-3, KEY / "near")
     here = {name: value.clone() for name, value in world.predictor.model.named_parameters()}
     for name, value in near.predictor.model.named_parameters():
         ratio = (value / here[name])[here[name] != 0].detach()
@@ -143,11 +142,11 @@ def test_noise_around_a_noisy_world_multiplies() -> None:
 
 def test_input_noise_is_scaled_not_redrawn() -> None:
     task = tiny_task("image", 4)
-    worlds = Worlds(task, "input")
-    small, large = (worlds.at(s, KEY).inputs - task.inputs for s in (0.1, 0.2))
+    models = PerturbedModels(task, "input")
+    small, large = (models.at(s, KEY).inputs - task.inputs for s in (0.1, 0.2))
     torch.testing.assert_close(2 * small, large, atol=1e-6, rtol=0)
     with pytest.raises(InputError, match="'weights' or 'input'"):
-        Worlds(task, "labels")  # type: ignore[arg-type]
+        PerturbedModels(task, "labels")  # type: ignore[arg-type]
 
 
 def test_large_models_draw_the_same_noise_in_threads() -> None:
@@ -155,6 +154,35 @@ def test_large_models_draw_the_same_noise_in_threads() -> None:
     drawn = NoiseSource(model)(KEY)
     for name, value in model.named_parameters():
         assert torch.equal(drawn[name], parameter_noise(KEY, name, value.shape))
+
+
+@dataclass(frozen=True)
+class Interrupted(Explainer):
+    """Explains the unperturbed model and is stopped at the first perturbed one."""
+
+    name: ClassVar[str] = "interrupted"
+
+    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
+        if task.reference is not task:
+            raise KeyboardInterrupt
+        return torch.rand(len(task), task.space.n_features)
+
+
+def test_a_score_that_is_interrupted_leaves_no_noise() -> None:
+    task = tiny_task("image", 4)
+    before = {name: value.clone() for name, value in task.model.state_dict().items()}
+    with pytest.raises(KeyboardInterrupt):
+        vd.score(vd.gef.FastGEF(path=PATH), task, Interrupted())
+    assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_gradient_takes_one_pass_a_perturbed_model(together: bool) -> None:
+    """Outputs computed on the way to a gradient are used: no second pass reads how far the model moved."""
+    task, explainer = tiny_task("image", 4), vd.api.as_explainer("gradient")
+    metric = vd.gef.FastGEF(path=PATH, draws=2)
+    cost = metric.score_all(task, {"a": explainer})["a"].cost if together else metric(task, explainer).cost
+    assert (cost.forward, cost.backward) == (4 * (1 + 2 * 3), 4 * (1 + 2 * 3))
 
 
 class Bursting(nn.Module):
@@ -174,24 +202,6 @@ def test_infinite_answers_under_noise_are_refused_with_their_rows() -> None:
     task = vd.Task(Bursting(), torch.rand(5, 4) + 1)
     with pytest.raises(ModelError, match="NaN or infinity in 5 rows"):
         vd.score(vd.gef.FastGEF(path=PATH, draws=1), task, "random")
-
-
-def test_watch_tells_missing_maps_from_broken_ones() -> None:
-    watch, maps = Watch(), torch.rand(3, 4, dtype=torch.float64)
-    missing = maps.index_fill(0, torch.tensor([1]), torch.nan)
-    watch.map(maps, None, "method")
-    watch.map(missing, None, "method")
-    watch.settle()
-    broken = maps.clone()
-    broken[2, 1] = torch.nan
-    watch.map(broken, None, "method")
-    with pytest.raises(InputError, match=r"map of 'method' is NaN or infinite in samples \[2\]"):
-        watch.settle()
-    watch.settle()
-    valid = torch.ones(3, 4, dtype=torch.bool)
-    valid[2, 1] = False
-    watch.map(broken, valid, "method")
-    watch.settle()
 
 
 def test_weights_that_reach_nothing_are_named() -> None:
@@ -216,12 +226,3 @@ def test_output_noise_does_not_reach_a_map_made_inside_the_model() -> None:
     # clean map, then one map a step and one answer a level: no copies with output noise
     assert scores.cost.backward == 3 * (1 + 3 * 2)
     assert not scores.values.isnan().any()
-
-
-def test_maps_alone_are_those_of_the_explanation() -> None:
-    from veridical.explainers import as_explainer
-
-    task = tiny_task("image", 5)
-    for name in ("gradient", "smoothgrad", "random"):
-        method = as_explainer(name)
-        assert torch.equal(method.maps(task, KEY), method(task, KEY).values)

@@ -1,0 +1,282 @@
+"""Do the assumptions hold that robustness, sensitivity and faithfulness metrics make about a model?
+
+Appendix A.5 of the GEF paper: each family of metrics perturbs something and takes for granted how the model
+responds. Here the model is observed alone; no explanation is involved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from veridical.core import key as keyed
+from veridical.core.key import Key
+from veridical.errors import InputError, NotApplicableError
+from veridical.functional import round_to_grid
+from veridical.gef.noise_path import NoisePath, find_path
+from veridical.gef.perturbed_model import PerturbedModels
+from veridical.models.cost import Cost
+from veridical.models.randomised_layers import cascade, randomised
+from veridical.perturb.fills import Fill
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import RankThreshold, step_counts
+from veridical.values.space import Space
+from veridical.values.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+Kind = Literal["noise", "layers", "masking"]
+KEEPING = 0.95
+"""The share of classes that is kept where noise is called weak."""
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """How the model's outputs moved under one kind of perturbation, weakest first."""
+
+    kind: Kind
+    """What was perturbed."""
+    label: str
+    """In words."""
+    levels: tuple[float, ...]
+    """How strongly."""
+    distortion: Tensor
+    """How far the explained output moved, D_f (N, draws, levels)."""
+    changed: Tensor
+    """Where the predicted class is another one (N, draws, levels)."""
+
+    @property
+    def not_monotone(self) -> Tensor:
+        """(N, draws): whether some D_f^{z+1} < D_f^z."""
+        return (self.distortion.diff(dim=-1) < 0).any(-1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Assumptions:
+    """How often the assumptions of perturbation metrics fail for a model, and the distortions behind that.
+
+    Monotonicity fails where more perturbation moved the model less (`Response.not_monotone`).
+    """
+
+    noise: Response
+    """Under noise on the inputs."""
+    layers: tuple[Response, ...]
+    """Under randomised layers, top-down and bottom-up."""
+    masking: tuple[Response, ...]
+    """Under masking, by patch and fill."""
+    robustness_fails: Tensor
+    """Where a class changes at a level at which at least 95% keep theirs (N, draws, levels)."""
+    sensitivity_fails: Tensor
+    """Where the class is the same after all layers were randomised (N, draws)."""
+    path: NoisePath
+    """The levels of the input noise."""
+    chance: float
+    """How often a class would be the same by luck."""
+    ids: Tensor
+    """The samples."""
+    cost: Cost
+    """Rows asked."""
+
+    @property
+    def responses(self) -> tuple[Response, ...]:
+        return (self.noise, *self.layers, *self.masking)
+
+    @property
+    def robust_levels(self) -> int:
+        """Levels of noise at which, in some draw, at least 95% of the classes are kept."""
+        kept = 1 - self.noise.changed.double().mean(0)
+        return int((kept >= KEEPING).any(0).sum())
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per perturbation and assumption: how many of the cases fail."""
+        import pandas as pd
+
+        def row(assumption: str, kind: str, what: str, fails: Tensor) -> dict[str, object]:
+            return {
+                "assumption": assumption,
+                "perturbation": kind,
+                "setting": what,
+                "failing": int(fails.sum()),
+                "of": fails.numel(),
+                "share": float(fails.double().mean()),
+            }
+
+        rows = [row("robustness", "noise", self.noise.label, self.robustness_fails.any(-1))]
+        rows.append(row("sensitivity", "layers", "all layers randomised", self.sensitivity_fails))
+        rows += [row("monotonicity", w.kind, w.label, w.not_monotone) for w in self.responses]
+        return pd.DataFrame(rows)
+
+    def plot(self, kind: Kind = "noise", ax: Axes | None = None, samples: int = 0) -> Axes:
+        """D_f over one kind of perturbation (figures A.3, A.4); `samples` > 0 draws single ones (A.5)."""
+        from veridical.gef.plots import plot_responses
+
+        chosen = [w for w in self.responses if w.kind == kind]
+        if not chosen:
+            raise InputError(f"kind is 'noise', 'layers' or 'masking', got {kind!r}")
+        return plot_responses(chosen, ax, samples)
+
+    def __repr__(self) -> str:
+        count = f"{self.robust_levels} of {len(self.noise.levels)} levels"
+        robust, sensitive = self.robustness_fails.any(-1).double(), self.sensitivity_fails.double()
+        masking = torch.stack([w.not_monotone.double().mean() for w in self.masking])
+        return "\n".join(
+            (
+                f"Assumptions about a model, observed on {len(self.ids)} samples:",
+                f"  robustness fails for {robust.mean():.1%} of samples: their class changes at a noise "
+                f"level where at least 95% keep theirs ({count} are such)",
+                f"  sensitivity fails for {sensitive.mean():.1%}: the class is the same after all layers "
+                f"were randomised (by luck alone {self.chance:.1%} would be)",
+                f"  monotonicity fails for {masking.min():.1%} to {masking.max():.1%} under cumulative "
+                f"masking in random order, by patch and fill, for "
+                f"{self.noise.not_monotone.double().mean():.1%} under input noise",
+            )
+        )
+
+
+def assumptions(
+    task: Task,
+    levels: int = 10,
+    draws: int = 5,
+    patches: Sequence[int] = (1, 2, 4, 8),
+    mask_steps: int = 10,
+    seed: int = 0,
+    search_draws: int = 20,
+    layer_steps: int | None = None,
+) -> Assumptions:
+    """Observe a model under the perturbations that metrics use, and count where their assumptions fail.
+
+    Input noise in `levels` levels up to chance, looked for with `search_draws` draws per level; layers
+    randomised one after the other from the output down and from the input up, or in `layer_steps` groups;
+    features masked cumulatively in random order in `mask_steps` steps, in `patches` on images, filled with
+    the smallest, the largest and the mean value of each channel or column of the reference rows.
+    """
+    if task.head in ("regression", "generation"):
+        raise NotApplicableError(f"a {task.head} has no class that could change or stay")
+    if task.members is not None:
+        raise NotApplicableError("the samples of this task are classes; give the task of its inputs")
+    if not any(p.is_floating_point() for p in task.predictor.model.parameters()):
+        raise NotApplicableError("the model has no weights that torch can see, so no layer can be randomised")
+    if levels < 2 or draws < 1 or mask_steps < 2:
+        raise InputError(f"at least 2 levels, 1 draw and 2 mask steps, got {levels}, {draws}, {mask_steps}")
+    key = Key(seed) / "assumptions"
+    before = task.predictor.meter.cost
+    path = find_path(task, levels, perturb="input", draws=search_draws, key=key)
+    noise = under_noise(task, path, draws, key / "noise")
+    kept = 1 - noise.changed.double().mean(0)
+    layers = tuple(
+        under_layers(task, order, draws, key / "layers", layer_steps) for order in ("top_down", "bottom_up")
+    )
+    masking = tuple(under_masking(task, patches, mask_steps, draws, key / "masking"))
+    return Assumptions(
+        noise,
+        layers,
+        masking,
+        noise.changed & (kept >= KEEPING),
+        ~layers[0].changed[..., -1],
+        path,
+        1 / task.n_outputs,
+        task.ids,
+        task.predictor.meter.cost - before,
+    )
+
+
+# --- the three kinds of perturbation --------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PerChannel(Fill):
+    """One value per channel of an image or column of a table: black is not one number for all of them."""
+
+    values: Tensor
+    """The values (C,)."""
+    name: ClassVar[str] = "per channel"
+    drawn: ClassVar[bool] = False
+
+    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
+        shape = (1, 1, -1, *[1] * (x.dim() - 2))
+        return self.values.to(x).reshape(shape).expand(1, 1, *x.shape[1:])
+
+
+def _moved(task: Task, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """|y_c - y_hat_c| and whether the class is another one, for outputs (N, C)."""
+    place = task.targets[:, None]
+    both = torch.cat([task.outputs.gather(1, place), outputs.gather(1, place)], 1)
+    pair = round_to_grid(both, task.predictor.rounding)
+    return (pair[:, 0] - pair[:, 1]).abs(), outputs.argmax(-1) != task.predictions
+
+
+def _response(
+    kind: Kind, label: str, levels: Sequence[float], cells: list[list[tuple[Tensor, Tensor]]]
+) -> Response:
+    distortion = torch.stack([torch.stack([cell[0] for cell in draw], -1) for draw in cells], 1)
+    changed = torch.stack([torch.stack([cell[1] for cell in draw], -1) for draw in cells], 1)
+    return Response(kind, label, tuple(levels), distortion, changed)
+
+
+def under_noise(task: Task, path: NoisePath, draws: int, key: Key) -> Response:
+    """Noise on the inputs, at each level of a path."""
+    models = PerturbedModels(task, "input")
+
+    def cell(draw: int, level: int) -> tuple[Tensor, Tensor]:
+        noisy = models.at(path.levels[level], key / draw / level)
+        return _moved(task, noisy.predictor.outputs(noisy.inputs, noisy.side))
+
+    cells = [[cell(draw, level) for level in range(len(path.levels))] for draw in range(draws)]
+    return _response("noise", f"N(0, s^2), s up to {path.sigma_max:g}", path.levels, cells)
+
+
+def under_layers(
+    task: Task, order: Literal["top_down", "bottom_up"], draws: int, key: Key, groups: int | None
+) -> Response:
+    """Layers randomised one after the other, or in groups."""
+    model = task.predictor.unwrapped
+    all_steps = cascade(model, order)
+    count = min(groups or len(all_steps), len(all_steps))
+    steps = [all_steps[len(all_steps) * (i + 1) // count - 1] for i in range(count)]
+
+    def cell(draw: int, names: list[str]) -> tuple[Tensor, Tensor]:
+        # a layer's new weights depend on the draw and its name alone: both orders end at the same model
+        other = task.with_weights(randomised(model, names, key / draw))
+        return _moved(task, other.predictor.outputs(other.inputs, other.side))
+
+    cells = [[cell(draw, names) for names in steps] for draw in range(draws)]
+    shares = [len(names) / len(all_steps) for names in steps]
+    return _response("layers", order.replace("_", " "), shares, cells)
+
+
+def under_masking(task: Task, patches: Sequence[int], steps: int, draws: int, key: Key) -> list[Response]:
+    """Features masked one after the other in random order, by patch and fill."""
+    rows = task.inputs if task.train is None else task.train
+    fills: dict[str, Fill] = {"the task's fill": task.fill}
+    if rows.is_floating_point():
+        by_channel = rows.movedim(1, 0).flatten(1)
+        values = {"black": by_channel.amin(1), "white": by_channel.amax(1), "mean": by_channel.mean(1)}
+        fills = {name: PerChannel(value) for name, value in values.items()}
+    spaces = {"one feature at a time": task.space}
+    if task.modality == "image":
+        shape = tuple(task.inputs.shape[1:])
+        # one patch over the whole image would leave nothing to accumulate
+        spaces = {f"patches of {n}": Space.patches(shape, n) for n in patches if 2 * n <= max(shape[1:])}
+    out = []
+    for where, space in spaces.items():
+        on = task.with_space(space)
+        for filled, fill in fills.items():
+            counts = step_counts(on, min(steps, space.n_features))
+            cells = []
+            for draw in range(draws):
+                first = keyed.random_ranks(key / draw, on.draw_ids, 0, space.n_features, space.valid)
+                outputs = probe(
+                    on, RankThreshold(first, counts), response="logit", fill=fill, key=key, all_outputs=True
+                )
+                cells.append(
+                    [_moved(on, outputs[:, m].to(on.outputs.dtype)) for m in range(outputs.shape[1])]
+                )
+            shares = [(m + 1) / len(cells[0]) for m in range(len(cells[0]))]
+            out.append(_response("masking", f"{where}, {filled}", shares, cells))
+    return out
