@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from veridical.functional import betting_p, signed_rank
-from veridical.functional.betting import STAKES
+from veridical.functional.significance import STAKES
 
 SIZES = (24, 64, 200)
 LEVEL = 0.05

@@ -7,7 +7,7 @@ from tests.functional import cases
 from tests.reference import verdict_statistics as reference
 from veridical.errors import InputError, ShapeError
 from veridical.functional import best_probability, mean_units, win_units
-from veridical.functional.best_probability import SCALE
+from veridical.functional.selection import SCALE
 
 
 def drawn(methods, samples, lead, seed=0):

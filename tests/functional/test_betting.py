@@ -11,7 +11,7 @@ from tests.functional import cases
 from tests.reference import verdict_statistics as reference
 from veridical.errors import InputError
 from veridical.functional import betting_p, betting_wealth
-from veridical.functional.betting import STAKES
+from veridical.functional.significance import STAKES
 
 UNITS = st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0, math.nan])), max_size=12)
 # shapes of units whose mean is exactly 1/2: a fair coin, ties, many small wins, few large ones

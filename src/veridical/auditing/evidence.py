@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from veridical.functional import holm
-from veridical.functional.best_probability import best_probability
-from veridical.functional.betting import betting_p
-from veridical.functional.leading_group import leading_group, mean_units
 from veridical.functional.responses import grid_step
-from veridical.functional.wins import win_units
+from veridical.functional.selection import best_probability, leading_group, mean_units
+from veridical.functional.significance import betting_p, win_units
 from veridical.meta.voices import tolerance
 from veridical.values.task import Task
 

@@ -1,8 +1,6 @@
 """Pure tensor maths along the last dimension: any batch in front, float64 inside, `where=` masks."""
 
 from ._rows import has_spread
-from .best_probability import best_probability
-from .betting import betting_p, betting_wealth
 from .bootstrap import Interval, bootstrap_interval
 from .concentration import entropy, gini, histogram_entropy
 from .correlation import centred_ranks, cosine, partial_rank_correlation, pearson, spearman
@@ -10,12 +8,10 @@ from .distances import cosine_distance, euclidean, rms_normalise
 from .image_similarity import ssim
 from .isotonic import isotonic_fit
 from .kendall import kendall_tau_b
-from .leading_group import GroupStep, LeadingGroup, leading_group, mean_units
-from .multiple import holm
 from .ranks import average_ranks, positions
 from .responses import area_under_curve, round_to_grid
-from .wilcoxon import SignedRank, signed_rank
-from .wins import win_units
+from .selection import GroupStep, LeadingGroup, best_probability, leading_group, mean_units
+from .significance import SignedRank, betting_p, betting_wealth, holm, signed_rank, win_units
 
 __all__ = [
     "GroupStep",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from veridical.core.settings import why_not
 from veridical.errors import InputError
 
 from ._rows import align, nan_where, valid_first
@@ -45,7 +45,7 @@ def bootstrap_interval(
     >>> bool(low < 49.5 < high), 4 < (high - low).item() < 16
     (True, True)
     """
-    if why_not(level, float) or not 0.0 < level < 1.0:
+    if isinstance(level, bool) or not isinstance(level, Real) or not 0.0 < level < 1.0:
         raise InputError(f"level must lie between 0 and 1, got {level}")
     if resamples < 1:
         raise InputError(f"resamples must be at least 1, got {resamples}")

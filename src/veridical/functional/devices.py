@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,11 +24,6 @@ def random_states(where: Tensor | torch.device | None = None) -> list[Any]:
     if where is None:
         return [torch.cuda.current_device()] if torch.cuda.is_available() else []
     return [_device(where)] if _device(where).type == "cuda" else []
-
-
-def current(where: Tensor | torch.device) -> AbstractContextManager[Any]:
-    """While this is open, kernels that name no device are started on this one."""
-    return torch.cuda.device(_device(where)) if _device(where).type == "cuda" else nullcontext()
 
 
 def no_autocast(where: Tensor | torch.device) -> AbstractContextManager[Any]:

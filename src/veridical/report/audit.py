@@ -12,7 +12,7 @@ from veridical.auditing.evidence import ALPHA, Grid
 from veridical.auditing.sentences import in_words, why_not
 from veridical.auditing.verdict import Place
 from veridical.core.files import write_file
-from veridical.functional.wins import win_units
+from veridical.functional.significance import win_units
 from veridical.report import cells, systems
 from veridical.report.chain import PAGES, chain, tables
 from veridical.report.citations import STATISTICS, SYSTEMS, bibtex

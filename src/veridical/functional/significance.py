@@ -1,0 +1,223 @@
+"""Do paired scores differ? Win indicators, a betting test, Wilcoxon's signed-rank test, Holm's correction."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from veridical.errors import InputError
+
+from ._rows import align, as_double, nan_where
+from .ranks import tied_runs
+
+
+def win_units(
+    own: Tensor,
+    other: Tensor,
+    grid: float,
+    *,
+    no_map: Tensor | None = None,
+    other_no_map: Tensor | None = None,
+    scale: float | Tensor = 0.0,
+) -> Tensor:
+    """Give 1 where `own` is the higher score, 1/2 where the two tie, 0 where it is the lower.
+
+    Shapes broadcast. Scores tie where `|own - other| <= grid * max(|own|, |other|, scale)`; `grid` is 1e-5 in
+    float32 and 1e-9 in float64, and `scale` is the size below which a score is rounding (1 for a
+    probability or a correlation). A score that is NaN ties, since the metric has nothing to say there, but a
+    method without a map of the sample, marked by `no_map`, loses, and wins over one marked by
+    `other_no_map`; two without a map tie.
+
+    >>> win_units(torch.tensor([2.0, 1.0, 0.0, torch.nan]), torch.tensor([1.0, 1.0, 1.0, 1.0]), 1e-5).tolist()
+    [1.0, 0.5, 0.0, 0.5]
+    """
+    if not 0 <= grid < 1:
+        raise InputError(f"grid is a share of the scores between 0 and 1, got {grid}")
+    own, other = torch.broadcast_tensors(as_double(own, "own"), as_double(other, "other"))
+    size = torch.maximum(own.abs(), other.abs()).clamp(min=torch.as_tensor(scale).to(own))
+    # infinities tie with themselves alone: a share of one is no distance
+    tied = (own == other) | (size.isfinite() & ((own - other).abs() <= grid * size))
+    units = torch.where(own > other, 1.0, 0.0).to(own).masked_fill(tied | own.isnan() | other.isnan(), 0.5)
+    lost = torch.zeros_like(units, dtype=torch.bool) if no_map is None else no_map.expand_as(units)
+    won = torch.zeros_like(lost) if other_no_map is None else other_no_map.expand_as(units)
+    units = units.masked_fill(lost, 0.0).masked_fill(won, 1.0)
+    return units.masked_fill(lost & won, 0.5)
+
+
+STAKES = (0.25, 0.5, 0.75, 0.95)
+"""Shares of its wealth that each of four gamblers stakes on every unit; each starts with a quarter.
+
+Fixed in advance, so nothing is tuned on the data. At a win rate of .75 small stakes grow best, at one near 1
+large ones; the four together lose at most a factor 4 against the best of them.
+"""
+
+
+def betting_wealth(units: Tensor, where: Tensor | None = None) -> Tensor:
+    """Give the wealth after each unit of a gambler who starts with 1 and bets that units exceed 1/2.
+
+    Units lie in [0, 1] (loss 0, tie 1/2, win 1): `W_t = mean_s prod_(i <= t) (1 + s (2 u_i - 1))` over fixed
+    stakes s. If the mean unit is at most 1/2, given those before it, no bet gains on average, whatever the
+    shape of the units: `W` is a non-negative supermartingale (Waudby-Smith and Ramdas 2024). Units are taken
+    in the order given, which must be fixed before they are seen (the order of a task's keyed draw of
+    samples); the last wealth does not depend on it. NaN and masked units are absent: wealth stays.
+
+    >>> betting_wealth(torch.tensor([1.0, 0.5])).tolist()
+    [1.6125, 1.6125]
+    """
+    return _log_wealth(units, where).exp()
+
+
+def betting_p(units: Tensor, where: Tensor | None = None) -> Tensor:
+    """Give the p-value of H0 "the mean unit is at most 1/2" for each row (..., N) of units in [0, 1].
+
+    `p = 1 / max_t W_t`, at most 1 (Ville 1939): wealth ever reaches 1/a with probability at most a under H0.
+    So it holds however often one looks and whenever one stops, as long as units are only added behind those
+    already seen. A row without units has p = 1.
+
+    >>> round(betting_p(torch.ones(8)).item(), 4)
+    0.0122
+    """
+    path = _log_wealth(units, where)
+    start = path.new_zeros((*path.shape[:-1], 1))
+    return torch.cat([start, path], -1).amax(-1).neg().exp()
+
+
+def _log_wealth(units: Tensor, where: Tensor | None) -> Tensor:
+    units, valid = align(where, units=units)
+    here = valid & ~units.isnan()
+    if bool((here & ((units < 0) | (units > 1))).any()):
+        seen = units[here]
+        raise InputError(f"units lie in [0, 1], got values from {float(seen.min())} to {float(seen.max())}")
+    gain = torch.where(here, 2 * units - 1, 0.0)
+    # in logarithms: 2,000 wins in a row are more than a float holds
+    each = torch.stack([torch.log1p(stake * gain).cumsum(-1) for stake in STAKES])
+    return torch.logsumexp(each, 0) - torch.log(each.new_tensor(float(len(STAKES))))
+
+
+_EXACT_UP_TO = 50
+
+
+class SignedRank(NamedTuple):
+    """The smaller rank sum, its two-sided p-value, and the share of rank mass by which one side prevails."""
+
+    statistic: Tensor
+    p: Tensor
+    rank_biserial: Tensor
+
+
+def signed_rank(
+    x: Tensor, y: Tensor | None = None, where: Tensor | None = None, *, tied_exact_up_to: int = 0
+) -> SignedRank:
+    """Test whether differences `x - y` (or `x` alone) are symmetric around zero, two-sided, zeros split.
+
+    With R+ and R- the sums of the ranks of |d| over positive and negative d, each given half the ranks of the
+    zeros: `statistic = min(R+, R-)` and `rank_biserial = (R+ - R-) / (R+ + R-)`.
+    The p-value is exact for up to 50 differences without zeros or ties, otherwise
+    `2 Phi(-|R+ - n(n+1)/4| / se)`, `se^2 = (n(n+1)(2n+1) - sum(t^3 - t)/2) / 24` over groups of t ties,
+    without continuity correction. Identical vectors give p = 1. NaN without any valid difference, or with a
+    NaN among them.
+
+    Rows of up to `tied_exact_up_to` (at most 50) differences *with* zeros or ties get the exact distribution
+    over all changes of sign instead; 13 is what recent versions of SciPy do under `method="auto"`.
+
+    >>> test = signed_rank(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), torch.zeros(5))
+    >>> test.statistic.item(), test.p.item(), test.rank_biserial.item()
+    (0.0, 0.0625, 1.0)
+    """
+    if not 0 <= tied_exact_up_to <= _EXACT_UP_TO:
+        raise InputError(f"tied_exact_up_to must be from 0 to {_EXACT_UP_TO}, got {tied_exact_up_to}")
+    if y is None:
+        difference, valid = align(where, x=x)
+    else:
+        first, second, valid = align(where, x=x, y=y)
+        difference = first - second
+    undefined = (valid & difference.isnan()).any(-1) | ~valid.any(-1)
+    usable = valid & ~undefined.unsqueeze(-1)
+
+    order, begin, end = tied_runs(nan_where(~usable, difference.abs()))
+    sorted_usable = usable.gather(-1, order)
+    sorted_sign = torch.where(sorted_usable, difference.gather(-1, order), 0.0).sign()
+    rank = torch.where(sorted_usable, (begin + end).to(torch.float64) / 2 + 1, 0.0)
+    together = torch.where(sorted_usable, (end - begin + 1).to(torch.float64), 1.0)
+
+    half_of_zeros = torch.where(sorted_sign == 0, rank, 0.0).sum(-1) / 2
+    plus = torch.where(sorted_sign > 0, rank, 0.0).sum(-1) + half_of_zeros
+    minus = torch.where(sorted_sign < 0, rank, 0.0).sum(-1) + half_of_zeros
+    smaller = torch.minimum(plus, minus)
+    n = usable.sum(-1)
+
+    tied = ((together > 1) | (sorted_usable & (sorted_sign == 0))).any(-1)
+    p = _normal_p(plus, n, together)
+    p = torch.where(~tied & (n <= _EXACT_UP_TO), _exact_p(smaller, n), p)
+    if tied_exact_up_to:
+        signed = torch.where(sorted_sign == 0, 0.0, rank)
+        tied_p = _sign_change_p(signed, smaller - half_of_zeros, tied_exact_up_to)
+        p = torch.where(tied & (n <= tied_exact_up_to), tied_p, p)
+
+    biserial = (plus - minus) / (plus + minus)
+    return SignedRank(nan_where(undefined, smaller), nan_where(undefined, p), nan_where(undefined, biserial))
+
+
+def _normal_p(plus: Tensor, n: Tensor, together: Tensor) -> Tensor:
+    n = n.to(torch.float64)
+    # Each of t tied entries brings t^2 - 1, so that a group brings t^3 - t.
+    ties = (together.square() - 1).sum(-1)
+    variance = (n * (n + 1) * (2 * n + 1) - ties / 2) / 24
+    z = (plus - n * (n + 1) / 4) / variance.sqrt()
+    return torch.erfc(z.abs() / math.sqrt(2)).clamp(max=1.0)
+
+
+def _exact_p(smaller: Tensor, n: Tensor) -> Tensor:
+    table = _exact_cdf(smaller.device)
+    row, column = n.clamp(max=_EXACT_UP_TO), smaller.to(torch.long).clamp(0, table.shape[-1] - 1)
+    below: Tensor = table[row, column]
+    return (2 * below).clamp(max=1.0)
+
+
+@lru_cache(maxsize=8)
+def _exact_cdf(device: torch.device) -> Tensor:
+    """P(R+ <= k) for n = 0..50 differences without ties, one row per n."""
+    width = _EXACT_UP_TO * (_EXACT_UP_TO + 1) // 2 + 1
+    density = torch.zeros(_EXACT_UP_TO + 1, width, dtype=torch.float64)
+    density[0, 0] = 1.0
+    for n in range(1, _EXACT_UP_TO + 1):  # the largest rank n is positive or not, with even odds
+        density[n] = density[n - 1] / 2
+        density[n, n:] += density[n - 1, : width - n] / 2
+    return density.cumsum(-1).to(device)
+
+
+def _sign_change_p(rank: Tensor, smaller: Tensor, most: int) -> Tensor:
+    """The exact two-sided p-value over all sign changes of up to `most` tied ranks; zeros have rank 0."""
+    # Average ranks are multiples of a half, so doubled ones index a table.
+    doubled = (2 * rank).to(torch.long).topk(min(most, rank.shape[-1]), dim=-1).values
+    total = torch.arange(most * (most + 1) + 1, device=rank.device)
+    density = (total == 0).to(torch.float64).expand(*rank.shape[:-1], -1)
+    for step in range(doubled.shape[-1]):
+        source = total - doubled[..., step : step + 1]
+        moved = torch.where(source >= 0, density.gather(-1, source.clamp(min=0)), 0.0)
+        density = (density + moved) / 2
+    as_low = total <= (2 * smaller).to(torch.long).unsqueeze(-1)
+    return (2 * torch.where(as_low, density, 0.0).sum(-1)).clamp(max=1.0)
+
+
+def holm(p: Tensor, where: Tensor | None = None) -> Tensor:
+    """Adjust p-values so that the chance of any false discovery in a row stays below the level (Holm 1979).
+
+    With p ascending, `adjusted_(i) = min(1, max_{j <= i} (m - j + 1) p_(j))`. NaN and masked entries come
+    back as NaN and do not count towards m.
+
+    >>> holm(torch.tensor([0.25, 0.0625, 0.125], dtype=torch.float64)).tolist()
+    [0.25, 0.1875, 0.25]
+    """
+    p, valid = align(where, p=p)
+    ascending, order = torch.sort(nan_where(~valid, p), dim=-1, stable=True)
+    tests = (~ascending.isnan()).sum(-1, keepdim=True)
+    remaining = tests - torch.arange(p.shape[-1], device=p.device)
+    # NaN sorts last; standing in as -inf it cannot lift the running maximum of anything.
+    stepped = torch.where(ascending.isnan(), -torch.inf, remaining * ascending).cummax(-1).values
+    adjusted = torch.empty_like(p).scatter_(-1, order, stepped.clamp(max=1.0))
+    return nan_where(~valid | p.isnan(), adjusted)
