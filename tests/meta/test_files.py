@@ -10,6 +10,8 @@ import torch
 import veridical as vd
 from tests.meta.conftest import small_table
 from veridical.errors import InputError
+from veridical.jobs import Processes
+from veridical.meta import evaluate
 
 NAMES = (["sparseness", "max_sensitivity", vd.meta.Same()], ["gradient", "saliency"])
 ASKED = {"draws": 2, "tests": ("mpt",), "ar": "published", "resamples": 0}
@@ -48,6 +50,37 @@ def test_iterations_visited_apart_are_those_of_one_run(whole, parts):
     # each part explains its own unperturbed world
     assert together.shared.calls == whole.shared.calls + 2
     assert together.books["max_sensitivity"].cost.forward > whole.books["max_sensitivity"].cost.forward
+
+
+def test_a_run_that_was_ended_goes_on_from_its_folder(whole, tmp_path, monkeypatch):
+    real, made = evaluate.carry_out, []
+
+    def until(part):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(part.number)
+        return real(part)
+
+    monkeypatch.setattr(evaluate, "carry_out", until)
+    with pytest.raises(KeyboardInterrupt):
+        vd.meta.meta_evaluate(small_table(), *NAMES, iterations=3, folder=tmp_path, **ASKED)
+    made.clear()
+    same(vd.meta.meta_evaluate(small_table(), *NAMES, iterations=3, folder=tmp_path, **ASKED), whole)
+    assert made == [2]
+    damaged = next(tmp_path.glob("iterations/*"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    made.clear()
+    same(vd.meta.meta_evaluate(small_table(), *NAMES, iterations=3, folder=tmp_path, **ASKED), whole)
+    assert len(made) == 1
+    made.clear()
+    vd.meta.meta_evaluate(small_table(), *NAMES, iterations=2, folder=tmp_path, **{**ASKED, "seed": 1})
+    assert made == [0, 1]
+
+
+@pytest.mark.slow
+def test_iterations_on_other_processes_are_those_of_one(whole):
+    with Processes(2) as pool:
+        same(vd.meta.meta_evaluate(small_table(), *NAMES, iterations=3, executor=pool, **ASKED), whole)
 
 
 def test_another_iteration_is_another_draw(parts):

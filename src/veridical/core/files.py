@@ -109,9 +109,15 @@ def check_header(found: Mapping[str, Any], source: str, **expected: Any) -> None
             )
 
 
-def new_header(kind: str, version: int, address: str = "", rows: int | None = None) -> dict[str, Any]:
+def new_header(kind: str, version: int, content_hash: str = "", rows: int | None = None) -> dict[str, Any]:
     """What every file says of itself."""
-    return {"format": version, "kind": kind, "address": address, "rows": rows, "checksum": NO_CHECKSUM}
+    return {
+        "format": version,
+        "kind": kind,
+        "content_hash": content_hash,
+        "rows": rows,
+        "checksum": NO_CHECKSUM,
+    }
 
 
 def read_header(text: str | bytes, source: str, version: int) -> dict[str, Any]:
@@ -127,48 +133,54 @@ def read_header(text: str | bytes, source: str, version: int) -> dict[str, Any]:
     return found
 
 
-def pack_json(data: Mapping[str, Any], kind: str, version: int, address: str = "") -> bytes:
+def pack_json(data: Mapping[str, Any], kind: str, version: int, content_hash: str = "") -> bytes:
     """Plain data as JSON with a checksum."""
-    return with_checksum(json.dumps({**new_header(kind, version, address), "data": data}, indent=1).encode())
+    return with_checksum(
+        json.dumps({**new_header(kind, version, content_hash), "data": data}, indent=1).encode()
+    )
 
 
-def unpack_json(content: bytes, source: str, kind: str, version: int, address: str | None = None) -> Any:
+def unpack_json(content: bytes, source: str, kind: str, version: int, content_hash: str | None = None) -> Any:
     """What `pack_json` packed."""
     found = read_header(content, source, version)
     verify_checksum(content, source)
-    check_header(found, source, kind=kind, address=address)
+    check_header(found, source, kind=kind, content_hash=content_hash)
     return found["data"]
 
 
 def save_tensors(
-    path: str | Path, kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any], address: str = ""
+    path: str | Path,
+    kind: str,
+    tensors: Mapping[str, Tensor],
+    header: Mapping[str, Any],
+    content_hash: str = "",
 ) -> Path:
-    """Write atomically, with a checksum; `address` says what the content was made from."""
-    return write_file(path, pack_tensors(kind, tensors, header, address))
+    """Write atomically, with a checksum; `content_hash` says what the content was made from."""
+    return write_file(path, pack_tensors(kind, tensors, header, content_hash))
 
 
 def load_tensors(
-    path: str | Path, kind: str, address: str | None = None
+    path: str | Path, kind: str, content_hash: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_tensors` wrote, or say what the file is instead."""
-    return unpack_tensors(read_file(path), kind, str(path), address)
+    return unpack_tensors(read_file(path), kind, str(path), content_hash)
 
 
 def pack_tensors(
-    kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any], address: str = ""
+    kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any], content_hash: str = ""
 ) -> bytes:
     """Tensors and header as bytes with a checksum; the rows are those of `ids`, where there are any."""
     from safetensors.torch import save
 
     rows = len(tensors["ids"]) if "ids" in tensors else header.get("rows")
-    about = {**header, **new_header(kind, FORMAT_VERSION, address, rows)}
+    about = {**header, **new_header(kind, FORMAT_VERSION, content_hash, rows)}
     # copies, since the format refuses tensors that share memory
     copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     return with_checksum(save(copies, {"veridical": json.dumps(about, allow_nan=True)}))
 
 
 def unpack_tensors(
-    content: bytes, kind: str, source: str, address: str | None = None
+    content: bytes, kind: str, source: str, content_hash: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `pack_tensors` packed."""
     from safetensors import SafetensorError
@@ -181,7 +193,7 @@ def unpack_tensors(
     verify_checksum(content, source)
     if header["kind"] != kind:
         raise FormatError(f"{source} holds a {header['kind']}, expected a {kind}")
-    check_header(header, source, address=address)
+    check_header(header, source, content_hash=content_hash)
     try:
         return load(content), header
     except SafetensorError as error:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from veridical._version import __version__
 from veridical.api import as_metric, labelled
 from veridical.core.key import Key
+from veridical.core.settings import holds_code
 from veridical.errors import InputError, unknown_name
 from veridical.explainers import as_explainer
+from veridical.jobs import Store, content_hash, resume
 from veridical.meta.consistency import FEWEST
+from veridical.meta.files import joined, packed, unpacked
 from veridical.meta.prediction_agreement import check_head
 from veridical.meta.result import MetaEvaluation
 from veridical.meta.scoring import Visit
@@ -41,6 +49,8 @@ def meta_evaluate(
     device: str | torch.device | None = None,
     progress: bool | None = None,
     after_iteration: Callable[[MetaEvaluation], None] | None = None,
+    folder: str | Path | None = None,
+    executor: Executor | None = None,
 ) -> MetaEvaluation:
     """Measure how far each metric deserves to be believed on this task, for these explainers.
 
@@ -54,7 +64,10 @@ def meta_evaluate(
     A world in which fewer than six samples count tells nothing; it is drawn again up to `redraws` times.
     `iterations` is their number, or the numbers of those to visit, as range(2, 3): parts visited apart, in
     other processes say, are put together by `vd.meta.joined`.
-    `after_iteration` is called with the result so far whenever an iteration is done, to store a long run.
+    `after_iteration` is called with the result so far whenever an iteration is done.
+    With a `folder` every iteration is a job that is kept there, and the same call goes on after a run that
+    was ended; with an `executor` of `concurrent.futures` iterations run side by side. Counts are then those
+    of iterations on their own: each scores the unperturbed task itself.
 
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.randn(16, 4))
@@ -86,6 +99,12 @@ def meta_evaluate(
     numbers = _numbers(iterations)
     if resamples < 0 or not 0 < level < 1:
         raise InputError(f"resamples is at least 0 and level between 0 and 1, got {resamples} and {level}")
+    if folder is not None or executor is not None:
+        given = {"tests": tuple(tests), "draws": draws, "seed": seed, "nr": nr, "ar": ar, "epsilon": epsilon}
+        given |= {"average_first": average_first, "published": published, "same_draws": same_draws}
+        given |= {"redraws": redraws, "resamples": resamples, "level": level}
+        parts = [Iteration(task, judges, methods, number, given) for number in numbers]
+        return joined(kept_iterations(parts, folder, executor, progress))
     chosen = check_tests(tests, task)
     fixed = _labels(same_draws, judges)
     check_head(task, epsilon)
@@ -136,6 +155,58 @@ def meta_evaluate(
     tell = None if after_iteration is None else lambda done: after_iteration(result(done))
     visit.run(worlds, progress, tell)
     return result(len(numbers))
+
+
+@dataclass(frozen=True, eq=False)
+class Iteration:
+    """One iteration of a meta-evaluation, as a job."""
+
+    task: Task
+    metrics: Mapping[str, Any]
+    explainers: Mapping[str, Any]
+    number: int
+    given: Mapping[str, Any]
+
+    @property
+    def hash(self) -> str:
+        """What its result is known by; code of the user's own, which may change, is like nothing before."""
+        parts = {**self.metrics, **self.explainers}
+        made = {
+            who: secrets.token_hex(8) if holds_code(part) else part.to_json() for who, part in parts.items()
+        }
+        orders = [list(self.metrics), list(self.explainers)]
+        return content_hash([self.task.content_hash(), made, orders, self.number, self.given, __version__])
+
+
+def carry_out(part: Iteration) -> MetaEvaluation:
+    """Visit one iteration; an interrupted one is not kept."""
+    found = meta_evaluate(
+        part.task, part.metrics, part.explainers, iterations=(part.number,), progress=False, **part.given
+    )
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
+
+
+def kept_iterations(
+    parts: Sequence[Iteration], folder: str | Path | None, executor: Executor | None, progress: bool | None
+) -> list[MetaEvaluation]:
+    """The results of iterations: those in the folder are read, the others made and kept there."""
+    store = None if folder is None else Store(folder)
+
+    def load(hash: str, _: Iteration) -> MetaEvaluation | None:
+        found = None if store is None else store.read_cell("iterations", hash)
+        return None if found is None else unpacked(found[1], found[0])
+
+    def save(hash: str, _: Iteration, result: MetaEvaluation) -> None:
+        if store is not None:
+            tensors, header = packed(result)
+            store.write_cell("iterations", hash, header, tensors)
+
+    jobs = [(part.hash, part) for part in parts]
+    return resume(
+        jobs, carry_out, load=load, save=save, executor=executor, what="meta-evaluating", progress=progress
+    )
 
 
 def _numbers(iterations: int | Sequence[int]) -> tuple[int, ...]:

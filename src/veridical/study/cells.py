@@ -274,7 +274,7 @@ def metadata(content: bytes, source: str, hash: str | None = None, rows: int | N
     if META not in found:
         raise FormatError(f"{source} was not written by a study (its header is missing)")
     about = files.read_header(found[META], source, FORMAT)
-    files.check_header(about, source, kind=KIND, address=hash, rows=rows)
+    files.check_header(about, source, kind=KIND, content_hash=hash, rows=rows)
     return about
 
 

@@ -83,7 +83,7 @@ def equipped(metric: M, task: Task, hash: str, facts: Mapping[str, Any], source:
             task.calibrated(label, partial(NoisePath, **plain))
         return metric
     artefact = Finetuned(str(_here(source, hash)))
-    files.check_header(artefact.header, artefact.path, address=hash)
+    files.check_header(artefact.header, artefact.path, content_hash=hash)
     return _with_artefact(metric, facts["beta"], artefact)
 
 

@@ -261,8 +261,8 @@ class Explanation:
         """The values laid back over the inputs: (N, *shape of the labels)."""
         return self.space.expand(self.values)
 
-    def save(self, path: str | Path, address: str = "") -> Path:
-        """Write to one safetensors file; `address` says what the maps were made from."""
+    def save(self, path: str | Path, content_hash: str = "") -> Path:
+        """Write to one safetensors file; `content_hash` says what the maps were made from."""
         tensors = {
             "values": self.values,
             "order": self.order,
@@ -286,12 +286,12 @@ class Explanation:
             "cost": [self.cost.forward, self.cost.backward, self.cost.rows],
             "provenance": dict(self.provenance),
         }
-        return files.save_tensors(path, "explanation", tensors, header, address)
+        return files.save_tensors(path, "explanation", tensors, header, content_hash)
 
     @classmethod
-    def load(cls, path: str | Path, address: str | None = None) -> Explanation:
-        """Read what `save` wrote; under another address than was asked for it is refused."""
-        tensors, header = files.load_tensors(path, "explanation", address)
+    def load(cls, path: str | Path, content_hash: str | None = None) -> Explanation:
+        """Read what `save` wrote; under another content hash than was asked for it is refused."""
+        tensors, header = files.load_tensors(path, "explanation", content_hash)
         about = header["space"]
         names = about["names"]
         if names is not None:
