@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from veridical.concepts.dictionary import run as training
+from veridical.concepts import dictionary_training as training
 from veridical.core.key import Key
 from veridical.dictionaries import Stream, TopK
 
