@@ -177,7 +177,7 @@ def paper_study(
         found = iter(sampled_rankings(task, scorer, rankings, key, explanation, independent_draws, False))
     columns: dict[str, list[Tensor]] = {name: [] for name in _AGREEMENT}
     histograms: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in _HISTOGRAMS}
-    for sample, scores in zip(task.ids, found, strict=True):
+    for sample, scores in zip(task.draw_ids, found, strict=True):
         kept = KeptOrder(scores.scores)
         compared = zip(
             *map(kept.compare, transforms_of(scores, partner_key(key, sample), draws)), strict=True

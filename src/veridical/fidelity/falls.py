@@ -84,11 +84,38 @@ def measure(
     bernoulli: bool = False,
     key: Key = Key(0),  # noqa: B008 (frozen)
 ) -> Mapping[Sign, Falls]:
-    """Ask the task's model about every (size, sign, draw) of every sample in one pass.
+    """Measure how far the right answer falls at every size and sign, over all draws, in one pass.
 
-    The model is asked samples x sizes x signs x draws rows (times the repeats of the fill). `beta` caps the
-    counts at floor(beta * n); None leaves them uncapped. `truth` is the right answer of each sample. Of few
-    features all subsets are asked instead, and the falls are exact expectations.
+    The model is evaluated on samples x sizes x signs x draws rows (times the repeats of the fill). Of few
+    features all subsets are evaluated instead, and the falls are exact expectations.
+
+    Parameters
+    ----------
+    task : Task
+        The model that sees masked inputs, and the samples.
+    explanation : Explanation
+        Whose ranking decides what is removed.
+    truth : Tensor
+        The right answer of each sample.
+    levels : sequence of float
+        Explanation sizes, as shares of the features.
+    alpha : float
+        Share of the explanation (or of the rest) that is removed.
+    beta : float, optional
+        Caps the counts at floor(beta * n); None leaves them uncapped.
+    draws : int
+        Random parts drawn per sample, size and sign.
+    signs : sequence of {"plus", "minus"}
+        Whether the explanation is removed, or all but the explanation.
+    bernoulli : bool
+        Whether each feature leaves on its own with the probability that gives the count on average.
+    key : Key
+        Key of the draws.
+
+    Returns
+    -------
+    dict of str to Falls
+        Sizes, counts and falls of each sign.
     """
     levels = evaluated_sizes(task, levels)
     rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)

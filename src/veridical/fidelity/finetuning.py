@@ -64,20 +64,59 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune a copy of the task's model to miss up to a share `beta` of its features (eq. 5).
 
-    `train` is rows, (rows, labels), a torch Dataset or DataLoader, or a Hugging Face dataset (whose inputs
-    and labels are the `columns`), by default the rows of the task; datasets are read as batches need them.
-    Without labels the model's own predictions are the targets, and the artefact says so. Each row of each
-    batch loses a count uniform on {0..B} of features, B = max(1, floor(beta * n)), filled as the task fills.
-    `loss(outputs, targets)` and `optimiser(parameters)` are the caller's, else the usual loss of the head and
-    Adam at `rate`; parameters that need no gradient stay as they are.
+    Each row of each batch loses a count uniform on {0..B} of features, B = max(1, floor(beta * n)), filled as
+    the task fills; parameters that need no gradient stay as they are. The state with the lowest loss on a
+    held-out share of the rows is kept, be it the one before training, and compared on the same rows with the
+    original model (`artefact.held_out`). An interrupted run resumes.
 
-    The state with the lowest loss on a held-out share of the rows is kept, be it the one before training;
-    training stops after `patience` epochs without a lower one. On the same rows the result is compared with
-    the original model (`artefact.held_out`). An interrupted run resumes. The artefact lies in `cache`, else
-    $VERIDICAL_CACHE, else ~/.cache/veridical, addressed by weights, data and settings; a loss or an optimiser
-    of the caller's own needs a `key`, a name that stands for it there. `masks=False` trains on whole rows:
-    the control of the robustness table. `train_space` says which features exist in the training rows where
-    rows differ.
+    Parameters
+    ----------
+    task : Task
+        The model to copy, the fill, and the features.
+    train : rows, (rows, labels), torch Dataset or DataLoader, or Hugging Face dataset, optional
+        What is learnt from, by default the rows of the task; datasets are read as batches need them. Without
+        labels the model's own predictions are the targets, and the artefact says so.
+    beta : float
+        The largest share of features that a row loses.
+    epochs, batch, rate : int, int, float
+        Passes over the rows at most, rows per step, and the learning rate.
+    loss : callable, optional
+        `loss(outputs, targets)`; None is the usual loss of the head. Needs a `key`.
+    optimiser : callable, optional
+        `optimiser(parameters)`; None is Adam at `rate`. Needs a `key`.
+    validation : float
+        Share of the rows that is held out.
+    patience : int
+        Epochs without a lower validation loss after which training stops.
+    masks : bool
+        False trains on whole rows: the control of the robustness table.
+    train_side : tuple or dict of Tensor, optional
+        Side inputs of the training rows.
+    train_space : Space, optional
+        Which features exist in the training rows, where rows differ.
+    columns : (str, str or None), optional
+        Names of inputs and labels where rows are mappings.
+    key : str, optional
+        A name that stands for a loss or an optimiser of the caller's own in the address of the artefact.
+    seed : int
+        Seed of the split, the order and the masks.
+    cache : str or Path, optional
+        Folder of the artefact, addressed by weights, data and settings; None is $VERIDICAL_CACHE, else
+        ~/.cache/veridical.
+    progress : bool, optional
+        Whether a bar is shown; None shows it on terminals.
+
+    Returns
+    -------
+    Finetuned
+        The artefact: found in the cache, or made.
+
+    Raises
+    ------
+    NotApplicableError
+        Where the model has no weights that torch can train, or there are no training rows.
+    InputError
+        Where rows, labels or settings do not fit.
     """
     schedule = Schedule(beta, epochs, batch, rate, validation, patience, masks, seed)
     reason = why_no_finetuning(task, train, train_space)

@@ -216,12 +216,43 @@ def ranking_study(
     cache: str | Path | None = None,
     progress: bool | None = None,
 ) -> RankingStudy:
-    """Degrade a good explainer step by step and ask each metric for the order (Tables 1-7 and 10).
+    """Degrade a good explainer step by step and see which metric finds the order (Tables 1-7 and 10).
 
-    By default Fid, RFid, FFid and Fid with fine-tuning are asked, in one pass for all sizes and both signs.
-    Expected are -1 (MoRF vs GT), +1 (LeRF vs GT) and -1 (MoRF vs LeRF). Where a metric gives all ratios the
-    same score there is no correlation, shown as "-"; where its spread over ratios lies inside its bootstrap
-    interval the order is "not resolvable".
+    All sizes and both signs of a metric are evaluated in one pass. Expected correlations are -1 (MoRF vs GT),
+    +1 (LeRF vs GT) and -1 (MoRF vs LeRF). Where a metric gives all ratios the same score there is none, shown
+    as "-"; where its spread over ratios lies inside its bootstrap interval the order is "not resolvable".
+
+    Parameters
+    ----------
+    task : Task
+        The model and the samples, explained for their right answers.
+    explainer : Explainer, str, Explanation or Tensor
+        Who makes the maps that are degraded, or the maps.
+    finetuned : Finetuned, optional
+        The fine-tuned model of FFid; None fine-tunes with `beta`.
+    metrics : mapping of str to Fid, RFid or FFid, optional
+        What is compared; None is Fid, RFid, FFid and Fid with fine-tuning.
+    beta, draws, sizes : float, int, sequence of float
+        Settings of the default metrics.
+    ratios : sequence of float
+        Shares of the features whose scores are permuted: at least three, ascending.
+    repeats : int
+        How often the degradation is drawn.
+    variant : {"indicator", "probability"}
+        What falls: whether the answer is right, or its probability.
+    reference : {"label", "prediction"}, optional
+        What a right answer is; None is the label where there is one.
+    seed : int
+        Seed of all draws.
+    cache : str or Path, optional
+        Folder of artefacts and explanations.
+    progress : bool, optional
+        Whether a bar is shown; None shows it on terminals.
+
+    Returns
+    -------
+    RankingStudy
+        Macro, micro and micro-rank correlations of every metric with the known order.
     """
     if len(ratios) < 3 or sorted(set(ratios)) != list(ratios):
         raise InputError(f"a ranking needs at least three ascending ratios, got {tuple(ratios)}")

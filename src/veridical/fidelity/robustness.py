@@ -142,10 +142,36 @@ def robustness_table(
     progress: bool | None = None,
     **settings: Any,
 ) -> RobustnessTable:
-    """Accuracy of the original, the fine-tuned, and a model fine-tuned without masks on masked inputs.
+    """Measure accuracy on masked inputs: the original, the fine-tuned, and one fine-tuned without masks.
 
-    Models that are not given are fine-tuned with `settings` (those of `finetune`), or found in the cache. A
-    given artefact made with the default loss and optimiser lends its settings to its control.
+    Parameters
+    ----------
+    task : Task
+        The original model and the evaluated samples; not a regression.
+    finetuned : Finetuned, optional
+        The fine-tuned model; None makes one with `settings`, or finds it in the cache.
+    control : Finetuned, optional
+        One fine-tuned without masks on the same rows; None makes it, with the settings of `finetuned` where
+        that has the default loss and optimiser.
+    shares : sequence of float
+        Masked shares of the features, each in [0, 1).
+    draws : int
+        Random masks per sample and share.
+    reference : {"label", "prediction"}, optional
+        What a right answer is; None is the label where there is one.
+    seed : int
+        Seed of the masks.
+    cache : str or Path, optional
+        Folder of the artefacts.
+    progress : bool, optional
+        Whether a bar is shown; None shows it on terminals.
+    **settings
+        Settings of `finetune`.
+
+    Returns
+    -------
+    RobustnessTable
+        Accuracy and agreement of each model at each share, and which metric to use (`advice`).
     """
     if task.head in ("regression", "generation"):
         raise InputError(f"a robustness table counts right answers, and a {task.head} has none")

@@ -129,10 +129,44 @@ def explanation_size(
 ) -> ExplanationSize:
     """Estimate the share of features that matter from FFid+ under a sweep of beta (section 4, appendix D.8).
 
-    The model is fine-tuned once at the largest beta (or given as `finetuned`) and beta is swept downwards at
-    evaluation, by default in ten even steps. The falls are those of the probability. A size c1 shows only
-    where beta < alpha * c1 for some beta of the sweep, and never with fewer than 50 features. The interval is
-    a bootstrap over samples. Tied features are put in random order, `draws` subsets for each of five orders.
+    The falls are those of the probability. A size c1 shows only where beta < alpha * c1 for some beta of the
+    sweep, and never with fewer than 50 features. Tied features are put in five random orders.
+
+    Parameters
+    ----------
+    task : Task
+        The model and the samples.
+    explanation : Explanation, Tensor, Explainer or str
+        The maps, or who makes them.
+    finetuned : Finetuned, optional
+        The model fine-tuned at the largest beta; None makes it with `beta` and `settings`.
+    beta : float
+        The beta of that fine-tuning.
+    betas : sequence of float, optional
+        What is swept downwards at evaluation; None is ten even steps.
+    alpha : float
+        Share of the explanation that is removed.
+    sizes : sequence of float
+        Explanation sizes at which the falls are measured.
+    draws : int
+        Random subsets for each order of ties.
+    resamples : int
+        Bootstrap resamples, over samples, behind the interval.
+    reference : {"label", "prediction"}, optional
+        What a right answer is; None is the label where there is one.
+    seed : int
+        Seed of all draws.
+    cache : str or Path, optional
+        Folder of artefacts and explanations.
+    progress : bool, optional
+        Whether a bar is shown; None shows it on terminals.
+    **settings
+        Settings of `finetune`.
+
+    Returns
+    -------
+    ExplanationSize
+        The estimate and its interval, or why the curves do not tell.
     """
     if finetuned is None:
         finetuned = finetune(task, beta=beta, cache=cache, progress=progress, **settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -156,40 +157,69 @@ def standing(
     level: Between = 0.95,
     exact: bool | None = None,
 ) -> Standing:
-    """Where an explanation stands among all rankings of its own values, for each sample.
+    """Place an explanation among all rankings of its own values, for each sample.
 
     Exact where the metric, or the metric whose gap it is, walks one path of nested sets (pixel flipping,
-    deletion, insertion, kept features) over at most 12 features (14 with `exact=True`): 2^D - 1 evaluations
-    stand for all D! rankings, and tell the best that any ranking reaches. Otherwise `draws` random rankings
-    in antithetic pairs (r, r_inv); the pair is the sampling unit. Where pairing would raise the variance,
-    half as many plain draws again replace the inverses. A metric that judges methods (robustness,
-    randomisation) is given an explainer; its random methods shuffle each map.
+    deletion, insertion, kept features) over at most 12 features: 2^D - 1 evaluations stand for all D!
+    rankings, and tell the best that any ranking reaches. Otherwise random rankings are drawn in antithetic
+    pairs (r, r_inv), the pair being the sampling unit; where pairing would raise the variance, half as many
+    plain draws again replace the inverses. Every draw costs one evaluation of the metric: a hundred put the
+    percentile within 10 points either way at 95%, mostly within 5; a thousand within 3.
 
-    Every draw costs one evaluation of the metric. A hundred put the percentile within 10 points either way
-    at 95%, mostly within 5; a thousand within 3. `at_most` draws on, twice as many at each look, for samples
-    whose interval still holds 50%; the level is then shared out among the looks.
+    Parameters
+    ----------
+    task : Task
+        The model and the samples.
+    metric : Metric, ExplainerMetric or str
+        The metric that scores rankings, or its name. One of methods (robustness, randomisation) compares an
+        explainer with random methods that shuffle each of its maps.
+    explanation : Explanation, Tensor, Explainer or str
+        The maps, or who makes them; an explainer for a metric of methods.
+    draws : int
+        Random rankings per sample, an even number of at least 4.
+    at_most : int, optional
+        Draw on, twice as many at each interim analysis, for samples whose interval still holds 50%; the level
+        is shared out among the analyses.
+    seed : int
+        Seed of the random rankings and of the metric's own draws.
+    level : float
+        Confidence level of the intervals.
+    exact : bool, optional
+        True demands the exact percentile (up to 14 features), False samples it; None is exact if possible.
 
+    Returns
+    -------
+    Standing
+        Percentile and interval of each sample, and the scores of the random rankings.
+
+    Raises
+    ------
+    InputError
+        Where draws are odd or fewer than 4, or the exact standing is out of reach.
+
+    Examples
+    --------
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.ones(2, 4), fill=0.0)
     >>> vd.qge.standing(task, "pixel_flipping", "input_x_gradient").method
     ('exact', 'exact')
     """
-    judge = as_metric(metric)
-    judge.check(task)
+    scorer = as_metric(metric)
+    scorer.check(task)
     _check(draws, at_most)
-    own = Key(seed) / judge.name
+    own = Key(seed) / scorer.name
     draw: MapDraws | MethodDraws
-    if isinstance(judge, Metric):
+    if isinstance(scorer, Metric):
         explained = as_explanation(explanation, task, seed).matching(task)
         missing, constant, who = explained.missing, ~explained.spread, explained.explainer
         # a map that is missing has no place; zeros stand in for it so that the others can be asked
         explained = explained.with_values(explained.values.nan_to_num()) if bool(missing.any()) else explained
-        draw = MapDraws(judge, explained, Key(seed) / "standing", own)
+        draw = MapDraws(scorer, explained, Key(seed) / "standing", own)
     else:
         method = as_explainer(explanation)
         method.check(task)
         missing = constant = torch.zeros(len(task), dtype=torch.bool, device=task.device)
-        draw, who = MethodDraws(judge, method, own), method.name  # type: ignore[arg-type]
+        draw, who = MethodDraws(scorer, method, own), method.name  # type: ignore[arg-type]
     before = task.predictor.meter.cost
     # what a metric asks whatever the map, such as random subsets, is asked once for all rankings
     with sharing(task):
@@ -197,32 +227,29 @@ def standing(
         quality, inverse = (
             torch.where(x.isnan().all(-1), torch.nan, x.nansum(-1) / counts) for x in (each, inverses)
         )
-        steps = _all_steps(task, judge, own, exact)
+        steps = _all_steps(task, scorer, own, exact)
         if steps is not None:
-            found = _exactly(task, steps, each, draw, max(draws, LOOKED_UP))
+            columns, sample, how = _exactly(task, steps, each, draw, max(draws, LOOKED_UP))
         else:
-            found = _sampled(task, each, draw, draws, at_most or draws, level)
+            columns, sample, how = _sampled(task, each, draw, draws, at_most or draws, level)
     unknown = missing | quality.isnan()
     # a map that ranks nothing stands for every ranking there is, and half of these are below the others
-    columns = {
-        name: getattr(found, name).masked_fill(constant, 0.5) for name in ("percentile", "low", "high")
-    }
-    columns |= {name: getattr(found, name) for name in ("variance_ratio", "best", "worst")}
+    columns |= {name: columns[name].masked_fill(constant, 0.5) for name in ("percentile", "low", "high")}
     flags = {
         "no explanation": missing,
         "the metric has no value": quality.isnan() & ~missing,
         CONSTANT: constant & ~missing,
     }
-    if judge.permutation_invariant:
+    if scorer.permutation_invariant:
         unknown, flags[IDENTICALLY_ZERO] = torch.ones_like(unknown), torch.ones_like(unknown)
     return Standing(
-        judge.name,
+        scorer.name,
         who,
         task.ids,
         quality.masked_fill(unknown, torch.nan),
         (quality - inverse).masked_fill(unknown, torch.nan),
-        method=found.method,
-        sample=found.sample,
+        method=how,
+        sample=sample,
         level=level,
         cost=task.predictor.meter.cost - before,
         flags={why: mask for why, mask in flags.items() if bool(mask.any())},
@@ -238,29 +265,21 @@ def _check(draws: int, at_most: int | None) -> None:
         raise InputError(f"at_most is at least the first {draws} draws, got {at_most}")
 
 
-@dataclass(frozen=True, eq=False)
-class _Found:
-    percentile: Tensor
-    low: Tensor
-    high: Tensor
-    variance_ratio: Tensor
-    method: tuple[str, ...]
-    sample: Tensor
-    best: Tensor
-    worst: Tensor
+_Columns = dict[str, Tensor]
+"""What is found per sample: percentile, low, high, variance_ratio, best, worst."""
 
 
 def _all_steps(
-    task: Task, judge: AnyMetric, key: Key, exact: bool | None
+    task: Task, scorer: AnyMetric, key: Key, exact: bool | None
 ) -> list[tuple[Tensor, Tensor]] | None:
     """For samples of each number of features: which they are, and what each of their sets adds to a score."""
     counts = task.space.counts(len(task))
     most = int(counts.max())
-    fits = isinstance(judge, Metric) and most <= (LARGEST_COUNT if exact else LARGEST_BY_DEFAULT)
+    fits = isinstance(scorer, Metric) and most <= (LARGEST_COUNT if exact else LARGEST_BY_DEFAULT)
     found = []
     for size in counts.unique().tolist() if fits and exact is not False else ():
         rows = (counts == size).nonzero()[:, 0]
-        steps = steps_of(judge, task if len(rows) == len(task) else task[rows], size, key)  # type: ignore[arg-type]
+        steps = steps_of(scorer, task if len(rows) == len(task) else task[rows], size, key)  # type: ignore[arg-type]
         if steps is None:
             break
         found.append((rows, steps))
@@ -276,7 +295,8 @@ def _all_steps(
 
 def _exactly(
     task: Task, groups: list[tuple[Tensor, Tensor]], each: Tensor, draw: MapDraws | MethodDraws, draws: int
-) -> _Found:
+) -> tuple[_Columns, Tensor, tuple[str, ...]]:
+    """Count all rankings through their subsets; columns, scores of random rankings, and how it was found."""
     assert isinstance(draw, MapDraws)
     sample = each.new_empty(len(task), draws)
     percentile, best, worst = each.new_empty(3, len(task))
@@ -294,22 +314,23 @@ def _exactly(
             found = [share_below(steps[i].cpu(), score, float(near[row])) for score in scores]
             percentile[row] = sum(found) / len(found) if found else torch.nan
     ratio = pairing(mean_places(torch.stack(sample.chunk(2, 1), -1), each, near))
-    return _Found(percentile, percentile, percentile, ratio, ("exact",) * len(task), sample, best, worst)
+    columns = {"percentile": percentile, "low": percentile, "high": percentile, "variance_ratio": ratio}
+    return columns | {"best": best, "worst": worst}, sample, ("exact",) * len(task)
 
 
 def _sampled(
     task: Task, each: Tensor, draw: MapDraws | MethodDraws, draws: int, most: int, level: float
-) -> _Found:
-    """Draws until the interval of a sample leaves 50%, twice as many at each look, or `most`."""
-    looks = [draws]
-    while looks[-1] < most:
-        looks.append(min(most, 2 * looks[-1]))
-    level = 1 - (1 - level) / len(looks)
-    sample = each.new_full((len(task), looks[-1]), torch.nan)
+) -> tuple[_Columns, Tensor, tuple[str, ...]]:
+    """Draw until the interval of a sample leaves 50%, twice as many at each interim analysis, or `most`."""
+    analyses = [draws]
+    while analyses[-1] < most:
+        analyses.append(min(most, 2 * analyses[-1]))
+    level = 1 - (1 - level) / len(analyses)
+    sample = each.new_full((len(task), analyses[-1]), torch.nan)
     percentile, low, high, ratio = each.new_full((4, len(task)), torch.nan)
     worse = torch.zeros(len(task), dtype=torch.bool, device=task.device)
     rows, done = torch.arange(len(task), device=task.device), 0
-    for upto in looks:
+    for upto in analyses:
         whole = len(rows) == len(task)
         part, some = (task, draw) if whole else (task[rows], draw.take(rows))
         pairs = some.pairs(part, done // 2, (upto - done) // 2)
@@ -331,7 +352,7 @@ def _sampled(
         for count in asked.unique().tolist():
             own = (asked == count).nonzero()[:, 0]
             at = plain[own]
-            fresh = some.take(own).plain(part[own], looks[-1] // 2, count - count // 2)
+            fresh = some.take(own).plain(part[own], analyses[-1] // 2, count - count // 2)
             single = torch.cat([sample[at, :count:2], fresh], 1)
             sample[at, :count] = single
             units = mean_places(single, each[at], tie_tolerance(part[own], each[at], single))
@@ -339,7 +360,8 @@ def _sampled(
             low[at], high[at] = interval(units, level)
     method = tuple("plain" if is_plain else "antithetic" for is_plain in worse.tolist())
     unknown = torch.full_like(percentile, torch.nan)
-    return _Found(percentile, low, high, ratio, method, sample, unknown, unknown)
+    columns = {"percentile": percentile, "low": low, "high": high, "variance_ratio": ratio}
+    return columns | {"best": unknown, "worst": unknown}, sample, method
 
 
 def sign_of(metric: Metric | ExplainerMetric) -> float:
@@ -383,37 +405,27 @@ class MapDraws:
 
     def pairs(self, task: Task, start: int, count: int) -> Tensor:
         """(N, count, 2): the scores of rankings and of their inverses."""
-        path = path_of(self.metric, task)
-        if path is not None:
-            # a ranking and then its inverse, drawn as they are asked for
-            def both(first: int, rankings: int) -> Tensor:
-                which = range(first // 2, (first + rankings + 1) // 2)
-                orders = self._orders(task, start + which.start, len(which))
-                turned = torch.stack([orders, reversed_orders(orders, task.space.valid)], 2).flatten(1, 2)
-                return turned[:, first % 2 :][:, :rankings]
 
-            scores = scores_along(task, path, both, 2 * count, self.own)
-            return sign_of(self.metric) * scores.unflatten(1, (count, 2))
-        orders = self._orders(task, start, count)
-        columns = []
-        with sharing(task):
-            for k in range(count):
-                map_ = self.explanation.along(orders[:, k])
-                outcomes = paired(self.metric, task, map_, map_.inverted(), self.own)
-                columns.append(torch.stack([o.values.double() for o in outcomes], -1))
-        return sign_of(self.metric) * torch.stack(columns, 1)
+        # a ranking and then its inverse, drawn as they are evaluated
+        def both(first: int, rankings: int) -> Tensor:
+            which = range(first // 2, (first + rankings + 1) // 2)
+            orders = self._orders(task, start + which.start, len(which))
+            turned = torch.stack([orders, reversed_orders(orders, task.space.valid)], 2).flatten(1, 2)
+            return turned[:, first % 2 :][:, :rankings]
+
+        return self._scores(task, both, 2 * count).unflatten(1, (count, 2))
 
     def plain(self, task: Task, first: int, count: int) -> Tensor:
         """(N, count): the scores of further rankings."""
+        return self._scores(task, lambda at, n: self._orders(task, first + at, n), count)
+
+    def _scores(self, task: Task, orders: Callable[[int, int], Tensor], count: int) -> Tensor:
+        """The scores (N, count) of the map's values along rankings given by `orders(first, count)`."""
         path = path_of(self.metric, task)
         if path is not None:
-            scores = scores_along(
-                task, path, lambda at, n: self._orders(task, first + at, n), count, self.own
-            )
-            return sign_of(self.metric) * scores
-        orders = self._orders(task, first, count)
+            return sign_of(self.metric) * scores_along(task, path, orders, count, self.own)
         with sharing(task):
-            maps = [self.explanation.along(orders[:, k]) for k in range(count)]
+            maps = (self.explanation.along(orders(k, 1)[:, 0]) for k in range(count))
             columns = [self.metric.evaluate_with_ties(task, map_, self.own).values.double() for map_ in maps]
         return sign_of(self.metric) * torch.stack(columns, 1)
 

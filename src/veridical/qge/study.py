@@ -134,9 +134,27 @@ def exhaustive_study(
     seed: int = 0,
     progress: bool | None = None,
 ) -> RankingStudy:
-    """Compare QGE and QRAND_1..draws on all D! rankings of each input, from 2^D - 1 evaluations per input.
+    """Compare QGE and QRAND_1..draws with the quality on all D! rankings of each input (section 4.1.a).
 
-    The metric walks one path of nested sets (eq. 6 by default) over at most 10 features. Section 4.1.a.
+    2^D - 1 evaluations per input stand for all rankings.
+
+    Parameters
+    ----------
+    task : Task
+        Samples of 2 to 10 features, the same number in each.
+    metric : Metric or str, optional
+        A metric that walks one path of nested sets; None is `KeptFeatures` (eq. 6).
+    draws : int
+        The largest K of QRAND_K.
+    seed : int
+        Seed of the random partners.
+    progress : bool, optional
+        Whether a bar is shown; None shows it on terminals.
+
+    Returns
+    -------
+    RankingStudy
+        Kendall's tau and Spearman's rho of the quality with QGE and with each QRAND_K.
     """
     scorer = _scorer(metric, task)
     features = task.space.n_features
@@ -178,11 +196,31 @@ def sampled_study(
     independent_draws: bool = False,
     progress: bool | None = None,
 ) -> RankingStudy:
-    """Compare QGE and QRAND_1..draws on a sample of rankings of each input (sections 4.1.b to d).
+    """Compare QGE and QRAND_1..draws with the quality on a sample of rankings (sections 4.1.b to d).
 
-    Rankings carry the values of `explanation`, or 1..D where none is given. The random partners of QRAND are
-    drawn from the same sample, so they cost nothing. `independent_draws` gives each map and its inverse
-    draws of their own, as when a metric is run again and again.
+    Parameters
+    ----------
+    task : Task
+        The samples, of any number of features.
+    metric : Metric or str, optional
+        The metric whose score is the quality; None is `KeptFeatures` (eq. 6).
+    rankings : int
+        Random rankings per input. The random partners of QRAND are among them, so they cost nothing.
+    draws : int
+        The largest K of QRAND_K.
+    seed : int
+        Seed of rankings and partners.
+    explanation : Explanation, Tensor, Explainer or str, optional
+        Whose values the rankings carry; None is 1..D.
+    independent_draws : bool
+        Whether each map and its inverse meet random draws of their own, as when a metric is run again.
+    progress : bool, optional
+        Whether a bar is shown; None shows it on terminals.
+
+    Returns
+    -------
+    RankingStudy
+        Kendall's tau and Spearman's rho of the quality with QGE and with each QRAND_K.
     """
     scorer = _scorer(metric, task)
     if explanation is not None:
