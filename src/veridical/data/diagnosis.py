@@ -25,11 +25,11 @@ OF_FEATURES = ("occlusion", "feature_ablation")
 """Explainers that ask one row per feature."""
 FEW_FEATURES = 12
 """Up to here the answers to masks are kept, and each mask is asked once."""
-REHEARSED_SECONDS = 5.0
+TRIAL_SECONDS = 5.0
 """An explainer that takes less for one sample is tried on one."""
 BACKWARD = 2
 """How many rows forward one row backward takes, about."""
-JUDGED_SECONDS = 15.0
+METRIC_SECONDS = 15.0
 """After so long no further metric is tried."""
 TIMED_ROWS = 64
 """How many rows are asked to see how long one takes."""
@@ -73,7 +73,7 @@ def diagnose(task: Task) -> Diagnosis:
         if reason is not None:
             left_out[name] = reason
     judges: dict[str, int | None] = {}
-    until = time.monotonic() + JUDGED_SECONDS
+    until = time.monotonic() + METRIC_SECONDS
     for name in metrics:
         judge = metrics.make(name)
         why = judge.why_not(task)
@@ -125,7 +125,7 @@ def _rows(explainer: Explainer, task: Task, pace: float) -> int:
     if "gradient" not in explainer.needs:
         repeats = task.fill.repeats_on(task)
         each = min(each * repeats, 2**features * repeats if features <= FEW_FEATURES else each * repeats)
-    if (each + BACKWARD * cost.backward) * pace < REHEARSED_SECONDS:
+    if (each + BACKWARD * cost.backward) * pace < TRIAL_SECONDS:
         cost = explainer(one, Key(0)).cost
         each = cost.forward
     return each + BACKWARD * cost.backward
@@ -184,7 +184,7 @@ class Estimate:
 
 
 @checked
-def estimate(task: Task, explainers: Iterable[str], *, gef_worlds: int = 0) -> Estimate:
+def estimate(task: Task, explainers: Iterable[str], *, perturbed_models: int = 0) -> Estimate:
     """The cost of explaining a task, and of removal metrics on it, before it runs; a few rows are timed.
 
     Of up to 12 units all explainers and metrics that evaluate masks share one table of all subsets.
@@ -195,7 +195,7 @@ def estimate(task: Task, explainers: Iterable[str], *, gef_worlds: int = 0) -> E
         What would be explained.
     explainers : iterable of str
         Names of explainers.
-    gef_worlds : int
+    perturbed_models : int
         Levels x draws of GEF: gradient explainers are evaluated in as many perturbed models, too.
 
     Returns
@@ -221,9 +221,9 @@ def estimate(task: Task, explainers: Iterable[str], *, gef_worlds: int = 0) -> E
             notes.append(f"{name} does not apply: {made.why_not(task)}")
         elif "gradient" in made.needs:
             cost = made.declared(task)
-            forward += cost.forward * (1 + gef_worlds)
-            backward += cost.backward * (1 + gef_worlds)
+            forward += cost.forward * (1 + perturbed_models)
+            backward += cost.backward * (1 + perturbed_models)
         elif many is not None:
             forward += made.declared(many).forward
-    forward += reference_cost(task).forward * (1 + gef_worlds)
+    forward += reference_cost(task).forward * (1 + perturbed_models)
     return Estimate(Cost(forward, backward), _seconds_per_row(task), tuple(notes))

@@ -115,17 +115,17 @@ class Generation(Task):
         )
         against = _one_each(foils, len(read), "foils") if foils is not None else [None] * len(read)
         chosen = _one_each(answer_parts, len(read), "answer_parts") if answer_parts else [None] * len(read)
-        told = tuple(
+        found = tuple(
             answer_of(tokenizer, prompt, text, foil, part, number)
             for number, (prompt, text, foil, part) in enumerate(zip(read, said, against, chosen, strict=True))
         )
-        for tokens in ([a.tokens for a in told], [a.foil_tokens or a.tokens for a in told]):
+        for tokens in ([a.tokens for a in found], [a.foil_tokens or a.tokens for a in found]):
             check_fitting(model, read, tokens, length)
-        side = _side(read, told)
+        side = _side(read, found)
         count = max(len(prompt.units) for prompt in read)
         valid = torch.tensor([[i < len(prompt.units) for i in range(count)] for prompt in read])
         names = [[*prompt.units, *[""] * (count - len(prompt.units))] for prompt in read]
-        one_pass = all(a.tokens[:-1] == (a.foil_tokens or a.tokens)[:-1] for a in told)
+        one_pass = all(a.tokens[:-1] == (a.foil_tokens or a.tokens)[:-1] for a in found)
         wrapped = PromptModel(
             model, switched_off(tokenizer, off, neutral), foils is not None, one_pass
         ).eval()
@@ -141,7 +141,7 @@ class Generation(Task):
             **settings,
         )
         kind = units if isinstance(units, str) else "span"
-        self.__dict__.update(prompts=read, answers=told, tokenizer=tokenizer, units=kind, off=off)
+        self.__dict__.update(prompts=read, answers=found, tokenizer=tokenizer, units=kind, off=off)
         if off == "drop":
             check_left(self)
         learn_predictions(self)
@@ -259,7 +259,7 @@ def _plain(tokenizer: Any) -> dict[str, Any]:
 
 
 def _side(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Tensor]:
-    """What the model is told besides the gates: prompts that end together, answers that begin together."""
+    """What the model gets besides the gates: prompts that end together, answers that begin together."""
     tokens = _rows([p.ids for p in prompts], 0, left=True)
     answer = _rows([a.tokens for a in answers], 0)
     foil = _rows([a.foil_tokens or a.tokens[:1] for a in answers], 0)
@@ -397,7 +397,7 @@ def _greedy(model: nn.Module, ids: Tensor, new_tokens: int, ends: list[int]) -> 
     return [int(token) for token in ids[0, length:].tolist()]
 
 
-def asked(task: Generation, gates: Tensor, side: Side) -> tuple[Tensor, Tensor, Tensor]:
+def evaluated(task: Generation, gates: Tensor, side: Side) -> tuple[Tensor, Tensor, Tensor]:
     """Responses, the most probable tokens, and log-probabilities of the answers to rows, not counted."""
     found = []
     with task.session():
@@ -412,7 +412,7 @@ def asked(task: Generation, gates: Tensor, side: Side) -> tuple[Tensor, Tensor, 
 
 def learn_predictions(task: Generation) -> None:
     """Ask once what the model itself would say at each place of the answers; its outputs are then known."""
-    total, said, _ = asked(task, task.inputs, task.side)
+    total, said, _ = evaluated(task, task.inputs, task.side)
     task.__dict__["side"] = {**task.side, "predicted": said}  # type: ignore[dict-item]
     check_finite(total[:, None])
     task.keep("outputs", torch.stack([total, torch.ones_like(total)], 1))

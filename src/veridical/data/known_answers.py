@@ -106,14 +106,14 @@ TIERS = (20, 30, 50)
 
 
 class TwoClassLinear(nn.Module):
-    """Logits (-z/2, z/2) of z = w.x: the probability of class 1 is the sigmoid of z."""
+    """Logits (-z/2, z/2) of z = w.x - offset: the probability of class 1 is the sigmoid of z."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, offset: float = 0.0) -> None:
         super().__init__()
         self.linear = nn.Linear(len(weight), 2)
         with torch.no_grad():
             self.linear.weight.copy_(torch.stack([-weight / 2, weight / 2]))
-            self.linear.bias.zero_()
+            self.linear.bias.copy_(torch.tensor([offset / 2, 0.0 - offset / 2]))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)
@@ -130,20 +130,6 @@ class TwoClassInteractions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         z = x @ self.weight + ((x @ self.pairs) * x).sum(-1) / 2
         return torch.stack([-z / 2, z / 2], 1)
-
-
-class TierCount(nn.Module):
-    """Logits (-z/2, z/2) of z = gain * (sum of x) - offset, where an element's value is its tier's weight."""
-
-    def __init__(self, elements: int, gain: float, offset: float) -> None:
-        super().__init__()
-        self.linear = nn.Linear(elements, 2)
-        with torch.no_grad():
-            self.linear.weight.copy_(torch.tensor([-gain / 2, gain / 2])[:, None].expand(2, elements))
-            self.linear.bias.copy_(torch.tensor([offset / 2, -offset / 2]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)
 
 
 def _weight() -> Tensor:
@@ -219,7 +205,7 @@ def tiers(samples: int | None, seed: int) -> KnownAnswer:
     rows = torch.empty(len(order), elements).scatter_(1, order, by_place.expand(len(order), elements))
     total = float(by_place.sum())
     gain = 12.0 / total  # all there: z = 6, half of the first tier gone: z near 0
-    model = TierCount(elements, gain, 6.0)
+    model = TwoClassLinear(torch.full((elements,), gain), 6.0)
     labels = torch.ones(len(rows), dtype=torch.int64)
     data = Data(rows, labels, *halves(), masks=rows == weights[0])
     task, _ = task_of(model, data, "tiers", samples, seed, space=Space.columns(elements))

@@ -15,14 +15,14 @@ from veridical.core import key as keyed
 from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.core.settings import checked
-from veridical.data.generation import Generation, asked, check_left
+from veridical.data.generation import Generation, check_left, evaluated
 from veridical.errors import VeridicalError
 from veridical.functional.correlation import spearman
 from veridical.models.predictor import repeat_side
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given
 
-ENOUGH = 0.8
+SUFFICIENT_SHARE = 0.8
 """The share of what all units together do to the response that a unit must bring back to be sufficient."""
 CERTAIN = math.log(0.9)
 """The log-probability from which on an answer is as good as certain."""
@@ -181,14 +181,14 @@ def prompt_checks(
     first = falls.argmax(-1)
     gates = task.inputs
     return PromptChecks(
-        _asked(task, gates, task.side)[1],
-        _asked(task, torch.zeros_like(gates), task.side)[1],
+        _counted(task, gates, task.side)[1],
+        _counted(task, torch.zeros_like(gates), task.side)[1],
         clean[:, 0],
         none[:, 0],
         agreement,
         same,
         compared,
-        (back >= ENOUGH * whole) & (whole > 0),
+        (back >= SUFFICIENT_SHARE * whole) & (whole > 0),
         _random_spans(task, first, falls.gather(1, first[:, None])[:, 0], spans, Key(seed) / "spans"),
         tuple(circular_pairs(explainers, metrics)),
     )
@@ -214,9 +214,9 @@ def _other(task: Generation) -> tuple[Generation | None, str]:
         return None, f"only off={task.off!r} works here ({error})"
 
 
-def _asked(task: Generation, gates: Tensor, side: Any) -> tuple[Tensor, Tensor]:
+def _counted(task: Generation, gates: Tensor, side: Any) -> tuple[Tensor, Tensor]:
     """Responses and log-probabilities of answers to rows, counted."""
-    response, _, own = asked(task, gates, side)
+    response, _, own = evaluated(task, gates, side)
     task.predictor.meter.here.forward += len(gates)
     return response.double(), own.double()
 
@@ -241,7 +241,7 @@ def _random_spans(task: Generation, first: Tensor, fall: Tensor, draws: int, key
             row[places[at : at + length]] = 0
             unit[sample * draws + draw] = row
     gates = torch.zeros_like(task.inputs).repeat_interleave(draws, 0)
-    response = _asked(task, gates, {**side, "unit": unit})[0].reshape(len(task), draws)
+    response = _counted(task, gates, {**side, "unit": unit})[0].reshape(len(task), draws)
     costs = task.outputs[:, :1].double() - response
     share = (costs >= fall[:, None]).double().mean(1)
     return torch.where(possible, share, torch.nan)

@@ -236,7 +236,7 @@ def _check_on(task: Task, switched: Task) -> None:
 
 
 def reference_cost(task: Task) -> Cost:
-    """Rows that a task asks, once a weight world, for what stands in for units that are off.
+    """Rows that a task evaluates, once per perturbed model, for what stands in for units that are off.
 
     Whoever asks first pays, as with a table of subsets; of states beyond 512 MiB the oldest are asked again.
     """

@@ -413,7 +413,7 @@ class Switched(nn.Module):
         return self.holding(wrap(self.module), sites).eval()
 
     def reference_rows(self, samples: int) -> int:
-        """Rows asked for what stands in for units of so many samples that are off, once a weight world."""
+        """Rows evaluated once per perturbed model for what stands in for units that are off."""
         mean = 0 if self.reference is None else len(self.reference[0])
         return {"zero": 0, "mean": mean, "paired": samples}[self.off]
 
