@@ -59,7 +59,7 @@ def bare(task: vd.Task, rows: int = 1, backs: int = 1, at_once: bool = False) ->
 
 def mapped(explainer: Explainer, task: vd.Task) -> Run:
     """A map, inside a session, as whoever explains in many worlds or chunks asks for it."""
-    return lambda: explainer.maps(task, vd.core.Key(0))
+    return lambda: explainer.maps(task, vd.models.Context())
 
 
 def milliseconds(runs: dict[str, Run], rounds: int = 15, times: int = 6) -> dict[str, float]:

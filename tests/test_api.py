@@ -24,6 +24,7 @@ from veridical.metrics import registry as metric_registry
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
 from veridical.metrics.complexity import Sparseness
 from veridical.metrics.faithfulness import FaithfulnessCorrelation, PixelFlipping
+from veridical.models.context import Context
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -223,7 +224,7 @@ def test_failed_cells_are_kept_and_announced_and_the_others_go_on() -> None:
     class Picky(Metric):
         name: ClassVar[str] = "picky"
 
-        def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: Key) -> Outcome:
+        def evaluate(self, task: vd.Task, explanation: vd.Explanation, context: Context) -> Outcome:
             raise ValueError("not this one")
 
     with pytest.warns(VeridicalWarning) as warned:
@@ -322,7 +323,7 @@ def test_register_makes_a_users_classes_known_by_name() -> None:
         name: ClassVar[str] = "ones"
         summary: ClassVar[str] = "all alike"
 
-        def attribute(self, task: vd.Task, key: Key) -> Tensor:
+        def attribute(self, task: vd.Task, context: Context) -> Tensor:
             return torch.ones(len(task), task.space.n_features)
 
     @vd.register
@@ -330,7 +331,7 @@ def test_register_makes_a_users_classes_known_by_name() -> None:
     class Largest(Metric):
         name: ClassVar[str] = "largest"
 
-        def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: Key) -> Outcome:
+        def evaluate(self, task: vd.Task, explanation: vd.Explanation, context: Context) -> Outcome:
             return Outcome(explanation.values.amax(-1))
 
     assert "all alike" in vd.list_explainers()["ones"]
@@ -353,8 +354,10 @@ def test_metrics_of_methods_ask_for_the_method() -> None:
     class Twice(ExplainerMetric):
         name: ClassVar[str] = "twice"
 
-        def evaluate(self, task: vd.Task, explainer: Explainer, key: Key) -> Outcome:
-            return Outcome((explainer(task, key).values - explainer(task, key / 1).values).abs().sum(-1))
+        def evaluate(self, task: vd.Task, explainer: Explainer, context: Context) -> Outcome:
+            return Outcome(
+                (explainer(task, context.key).values - explainer(task, context.key / 1).values).abs().sum(-1)
+            )
 
     assert vd.score(Twice(), task(), "saliency").values.tolist() == [0.0] * 6
     assert bool((vd.score(Twice(), task(), "random").values > 0).all())

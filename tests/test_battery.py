@@ -47,7 +47,7 @@ def test_everything_applies_somewhere() -> None:
 class BatchDependent(Metric):
     name: ClassVar[str] = "batch_dependent"
 
-    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.core.Key) -> Outcome:
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, context: vd.models.Context) -> Outcome:
         return Outcome(explanation.values.sum(-1) / explanation.values.max())
 
 
@@ -56,7 +56,7 @@ class GlobalNoise(Explainer):
     name: ClassVar[str] = "global_noise"
     stochastic: ClassVar[bool] = True
 
-    def attribute(self, task: vd.Task, key: vd.core.Key) -> torch.Tensor:
+    def attribute(self, task: vd.Task, context: vd.models.Context) -> torch.Tensor:
         return torch.rand(len(task), task.space.n_features)
 
 
@@ -64,7 +64,7 @@ class GlobalNoise(Explainer):
 class Vandal(Metric):
     name: ClassVar[str] = "vandal"
 
-    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.core.Key) -> Outcome:
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, context: vd.models.Context) -> Outcome:
         with torch.no_grad():
             next(task.model.parameters()).add_(1.0)
         return Outcome(explanation.values.sum(-1))
@@ -74,7 +74,7 @@ class Vandal(Metric):
 class ReadsPadding(Metric):
     name: ClassVar[str] = "reads_padding"
 
-    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.core.Key) -> Outcome:
+    def evaluate(self, task: vd.Task, explanation: vd.Explanation, context: vd.models.Context) -> Outcome:
         return Outcome(explanation.values.mean(-1))
 
 

@@ -31,6 +31,7 @@ from veridical.fidelity.removal import SIGNS, Sign, check_levels, explanation_si
 from veridical.fidelity.training import Schedule, fit, head_loss
 from veridical.fidelity.training_rows import Rows, training_rows
 from veridical.metrics.base import ExplainerMetric, Outcome
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.randomised_layers import randomised
 from veridical.models.weights import layers
@@ -188,13 +189,13 @@ class ROAR(ExplainerMetric):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_no_finetuning(task)
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         judged, truth = with_reference_targets(task, self.reference)
-        explanation, of_training = explainer(judged, key), explainer(train_task(task), key)
+        explanation, of_training = explainer(judged, context.key), explainer(train_task(task), context.key)
         missing = explanation.missing
         how = Retraining(self.epochs, self.rate, self.batch, start=self.start)
         found = retrain(
-            task, explanation, of_training, truth, sign=self.sign, levels=self.sizes, how=how, key=key
+            task, explanation, of_training, truth, sign=self.sign, levels=self.sizes, how=how, key=context.key
         )
         log.info("ROAR: %d retrainings of %d rows in all", found.retrainings, found.rows_trained)
         falls = found.indicator if self.variant == "indicator" else found.probability

@@ -62,10 +62,10 @@ class Level(Explainer):
     name: ClassVar[str] = "level"
     stochastic: ClassVar[bool] = True
 
-    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
+    def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
         fixed = keyed.normal(vd.core.Key(0) / "fixed", task.draw_ids, 0, task.space.n_features, torch.float64)
         return fixed + task.noise_share * keyed.normal(
-            key, task.draw_ids, 0, task.space.n_features, torch.float64
+            context.key, task.draw_ids, 0, task.space.n_features, torch.float64
         )
 
 
@@ -75,7 +75,7 @@ class Output(Explainer):
 
     name: ClassVar[str] = "output"
 
-    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
+    def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
         one, two = (
             keyed.normal(vd.core.Key(0) / what, task.draw_ids, 0, task.space.n_features, torch.float64)
             for what in "ab"

@@ -28,6 +28,7 @@ from veridical.auditing.jobs import Job, carry_out
 from veridical.auditing.model_randomisation import marks, on, other_models
 from veridical.core.key import Key
 from veridical.explainers import Explainer, as_explainer
+from veridical.models.context import Context
 from veridical.testing import cheats
 from veridical.testing.red_team import RedTeamMember
 from veridical.values.task import Task
@@ -52,7 +53,7 @@ def one_sided(model: nn.Module) -> dict[str, Callable[[Task, Key], Tensor]]:
     own = _weights(model)
 
     def honest(task: Task, key: Key) -> Tensor:
-        return TRUE.maps(task, key).double()
+        return TRUE.maps(task, Context(key)).double()
 
     def here(task: Task) -> bool:
         return torch.equal(_weights(task.predictor.model), own)

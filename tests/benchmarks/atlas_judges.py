@@ -21,9 +21,9 @@ class Coin(Metric):
     name: ClassVar[str] = "coin"
     category: ClassVar[str] = "sanity"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         ids = keyed.content_ids(explanation.values)
-        return Outcome(keyed.uniform(key, ids, 0, 1, torch.float64)[:, 0])
+        return Outcome(keyed.uniform(context.key, ids, 0, 1, torch.float64)[:, 0])
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Perfect(Metric):
     name: ClassVar[str] = "perfect"
     category: ClassVar[str] = "sanity"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         truth = vd.tasks.known("linear", len(task)).truth.double()
         values = explanation.values.double()
         size = values.norm(dim=-1).clamp(min=1e-30) * truth.norm(dim=-1)
@@ -47,9 +47,9 @@ class CoinOfMethods(ExplainerMetric):
     name: ClassVar[str] = "coin_of_methods"
     category: ClassVar[str] = "sanity"
 
-    def evaluate(self, task, explainer, key):
+    def evaluate(self, task, explainer, context):
         ids = keyed.content_ids(explainer(task, Key(0)).values)
-        return Outcome(keyed.uniform(key, ids, 0, 1, torch.float64)[:, 0])
+        return Outcome(keyed.uniform(context.key, ids, 0, 1, torch.float64)[:, 0])
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Broken(Metric):
     name: ClassVar[str] = "broken"
     category: ClassVar[str] = "sanity"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         if self.how == "raises":
             raise vd.errors.InputError("it is broken")
         return Outcome(

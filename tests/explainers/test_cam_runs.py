@@ -276,7 +276,7 @@ def test_threads_share_a_task(name: str) -> None:
         try:
             for _ in range(6):
                 for world, right in zip(worlds, (own, there), strict=True):
-                    if not torch.equal(explainer.maps(world, vd.core.Key(0)), right):
+                    if not torch.equal(explainer.maps(world, vd.models.Context()), right):
                         wrong.append("another map")
         except Exception as error:  # a thread cannot raise
             wrong.append(error)
@@ -322,7 +322,7 @@ def test_a_world_of_noise_is_told_its_outputs(name: str, rows: int) -> None:
     task, explainer = image_task(samples=18).with_plan(Plan(rows=rows)), registry.make(name)
     for seed in range(3):
         world = task.with_noise(0.3, vd.core.Key(seed))
-        explainer.maps(world, vd.core.Key(0))
+        explainer.maps(world, vd.models.Context())
         told = world.known("outputs")
         own = task.with_noise(0.3, vd.core.Key(seed)).outputs
         torch.testing.assert_close(told, own, rtol=0, atol=1e-12)
@@ -338,7 +338,7 @@ def test_a_world_of_sentences_is_told_its_outputs() -> None:
     )
     ids = torch.arange(24).reshape(4, 6) % 9
     world, again = (vd.Task(net, ids, plan=Plan(rows=8)).with_noise(0.3, vd.core.Key(1)) for _ in range(2))
-    registry.make("guided_backprop").maps(world, vd.core.Key(0))
+    registry.make("guided_backprop").maps(world, vd.models.Context())
     torch.testing.assert_close(world.known("outputs"), again.outputs, rtol=0, atol=1e-12)
 
 

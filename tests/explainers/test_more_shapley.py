@@ -248,4 +248,4 @@ def test_of_several_classes_the_values_of_the_target_are_taken(monkeypatch: pyte
 
     monkeypatch.setattr(import_module("veridical.explainers.trees"), "_explainer", lambda *_: Trees())
     task = vd.Task(nn.Linear(3, 4), torch.rand(2, 3), targets=[1, 3])
-    assert TreeShap().attribute(task, vd.core.Key(0)).tolist() == [[1, 5, 9], [15, 19, 23]]
+    assert TreeShap().attribute(task, vd.models.Context()).tolist() == [[1, 5, 9], [15, 19, 23]]

@@ -60,7 +60,9 @@ def same(name: str, one: vd.Task, other: vd.Task, rtol: float = 1e-9) -> None:
     expected = explainer(other).values
     for _ in range(3):
         torch.testing.assert_close(explainer(one).values, expected, rtol=rtol, atol=1e-9)
-    noisy = [explainer.maps(task.with_noise(0.2, vd.core.Key(0)), vd.core.Key(0)) for task in (one, other)]
+    noisy = [
+        explainer.maps(task.with_noise(0.2, vd.core.Key(0)), vd.models.Context()) for task in (one, other)
+    ]
     torch.testing.assert_close(*noisy, rtol=rtol, atol=1e-9)
 
 

@@ -125,7 +125,7 @@ def test_nobody_fits_halves_who_does_not_show_them(monkeypatch: pytest.MonkeyPat
         raise AssertionError("a half was fitted")
 
     monkeypatch.setattr(sys.modules[note_halves.__module__], "expected_agreement", refuse)
-    assert Lime(draws=40).maps(task, vd.core.Key(0)).shape == (2, 64)
+    assert Lime(draws=40).maps(task, vd.models.Context()).shape == (2, 64)
     with pytest.raises(AssertionError, match="a half was fitted"):
         Lime(draws=40)(task)
 
@@ -136,8 +136,8 @@ class _Borrowing(Explainer):
 
     name: ClassVar[str] = "borrowing"
 
-    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
-        return Lime(draws=40).maps(task, key)
+    def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
+        return Lime(draws=40).maps(task, context.on_behalf(context.key))
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class _Hungry(Explainer):
     name: ClassVar[str] = "hungry"
     stochastic: ClassVar[bool] = True
 
-    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
+    def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
         maps = torch.arange(len(task) * 64.0).view(len(task), 64)
-        note_halves(self, task, 8, lambda half: maps + half)
+        note_halves(context, task, 8, lambda half: maps + half)
         if len(task) > 1:
             raise torch.OutOfMemoryError("out of memory")
         return maps

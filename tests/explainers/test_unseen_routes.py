@@ -41,9 +41,9 @@ def test_a_model_that_routes_unseen_is_right_under_weight_noise(name: str) -> No
     explainer, ways = as_explainer(name), set()
     for seed in range(12):
         noise = vd.core.Key(seed)
-        found = explainer.maps(task.with_noise(0.5, noise), vd.core.Key(0))
+        found = explainer.maps(task.with_noise(0.5, noise), vd.models.Context())
         fresh = vd.Task(net, x, targets=task.targets).with_noise(0.5, noise)
-        torch.testing.assert_close(found, explainer.maps(fresh, vd.core.Key(0)), rtol=0, atol=0)
+        torch.testing.assert_close(found, explainer.maps(fresh, vd.models.Context()), rtol=0, atol=0)
         ways.add(float(fresh.predictor.model.first(x)[0, 0, 0, 0]) > net.threshold)
     assert ways == {True, False}
 

@@ -25,7 +25,7 @@ class Weights(Explainer):
     name: ClassVar[str] = "weights"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
-    def attribute(self, task: vd.Task, key: vd.core.Key) -> torch.Tensor:
+    def attribute(self, task: vd.Task, context: vd.models.Context) -> torch.Tensor:
         from veridical.explainers.gradients import gradient
 
         return gradient(task)
@@ -35,7 +35,7 @@ class Weights(Explainer):
 class Ones(Explainer):
     name: ClassVar[str] = "ones"
 
-    def attribute(self, task: vd.Task, key: vd.core.Key) -> torch.Tensor:
+    def attribute(self, task: vd.Task, context: vd.models.Context) -> torch.Tensor:
         return torch.ones(len(task), task.space.n_features)
 
 

@@ -83,7 +83,7 @@ class WeightsThemselves(Explainer):
 
     name: ClassVar[str] = "weights_themselves"
 
-    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
+    def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
         weights: Tensor = task.predictor.model.answer  # type: ignore[assignment]
         return weights.expand(len(task), -1)
 
@@ -162,7 +162,7 @@ class Interrupted(Explainer):
 
     name: ClassVar[str] = "interrupted"
 
-    def attribute(self, task: vd.Task, key: vd.core.Key) -> Tensor:
+    def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
         if task.reference is not task:
             raise KeyboardInterrupt
         return torch.rand(len(task), task.space.n_features)

@@ -31,7 +31,7 @@ class Pinch(Metric):
     """How large the pinch is."""
     name: ClassVar[str] = "pinch"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         values = explanation.values.double()
         values = values / values.abs().amax(-1, keepdim=True).clamp(min=1e-12)
         pinch = {"first": values[:, 0], "mean": values.mean(-1), "max": values.amax(-1)}[self.of]
@@ -44,7 +44,7 @@ class Confidence(Metric):
 
     name: ClassVar[str] = "confidence"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         values = explanation.values.double()
         share = values[:, 0].abs() / values.abs().sum(-1).clamp(min=1e-12)
         places = torch.arange(len(task), device=task.device)

@@ -140,7 +140,7 @@ class Spy(Metric):
     category: ClassVar[str] = "own"
     seen: ClassVar[list] = []
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         self.seen.append((task, explanation))
         return Outcome(explanation.values.double().mean(-1))
 
@@ -151,9 +151,11 @@ class Gappy(Metric):
 
     name: ClassVar[str] = "gappy"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         return Outcome(
-            torch.full((len(task),), 1.0 if "nr" in key.path or "ar" not in key.path else torch.nan)
+            torch.full(
+                (len(task),), 1.0 if "nr" in context.key.path or "ar" not in context.key.path else torch.nan
+            )
         )
 
 
@@ -298,7 +300,7 @@ def test_too_few_kept_is_nan_with_the_reason(table):
 class Breaks(Metric):
     name: ClassVar[str] = "breaks"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         if task.reference is not task:
             raise RuntimeError("no worlds, please")
         return Outcome(explanation.values.double().mean(-1))
@@ -370,7 +372,7 @@ class Watch(Metric):
     kept: ClassVar[list[torch.Tensor]] = []
     most: ClassVar[list[int]] = []
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         self.seen.append(weakref.ref(explanation.values))
         self.kept.extend([explanation.values] * self.hoards)
         self.most.append(len({id(found) for ref in self.seen if (found := ref()) is not None}))

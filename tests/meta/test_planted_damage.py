@@ -29,7 +29,7 @@ class Coin(Metric):
 
     name: ClassVar[str] = "coin"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         ids = keyed.content_ids(explanation.values)
         return Outcome(keyed.uniform(Key(1), ids, 0, 1, torch.float64)[:, 0])
 
@@ -44,7 +44,7 @@ class Partly(Metric):
     """Whether it fails instead."""
     name: ClassVar[str] = "partly"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         if self.raises:
             raise ValueError("out of order")
         values = explanation.values[:, 0].double().clone()

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import Text
-from veridical.core.key import Key
 from veridical.explainers.base import Explainer
 from veridical.explainers.base import registry as explainers
 from veridical.metrics.base import CONSTANT, ExplainerMetric, registry
+from veridical.models.context import Context
 from veridical.values.task import Task
 
 
@@ -26,7 +26,7 @@ class Level(Explainer):
     """The value of all features."""
     name: ClassVar[str] = "level"
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         maps = torch.full_like(task.inputs, self.level)
         other = vd.explain("gradient", task).maps().reshape(maps.shape).to(maps)
         return torch.where((task.ids == 2).reshape(-1, 1, 1, 1), other, maps)

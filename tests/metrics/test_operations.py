@@ -113,7 +113,7 @@ class Waiting(Metric):
 
     name = "waiting"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         with task.session() as model:
             for piece in task.chunks():
                 assert bool(model(piece.inputs).isfinite().all())
@@ -137,7 +137,7 @@ class Looping(Metric):
 
     name = "looping"
 
-    def evaluate(self, task, explanation, key):
+    def evaluate(self, task, explanation, context):
         return Outcome(torch.stack([row.sum() for row in explanation.values]))
 
 

@@ -14,6 +14,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Explainer
 from veridical.metrics.re_explaining import at_once, explaining, stacked
+from veridical.models.context import Context
 
 
 def task_of(samples: int = 5, rows: int = 32) -> vd.Task:
@@ -32,7 +33,7 @@ class Written(Explainer):
     whole: bool = False
     name: ClassVar[str] = "written"
 
-    def attribute(self, task, key):
+    def attribute(self, task, context):
         maps = torch.ones_like(task.inputs)
         maps[task.ids == 3] = torch.where(
             torch.arange(36).view(1, 6, 6) < (36 if self.whole else 1), self.what, 1.0
@@ -56,7 +57,7 @@ def test_stacked_samples_are_explained_like_those_alone():
     explainer = vd.api.as_explainer("input_x_gradient")
     three = stacked(task, 3)
     assert len(three) == 15
-    with explaining(explainer, task) as explain:
+    with explaining(explainer, Context(), task) as explain:
         together = explain(three, Key(0)).unflatten(0, (3, 5))
         alone = explain(task, Key(0))
     for part in together:

@@ -15,6 +15,7 @@ from veridical.metrics import Metric
 from veridical.metrics.base import CONSTANT, TIED_PAIRS, Outcome
 from veridical.metrics.faithfulness.irof import Irof
 from veridical.metrics.tie_orders import TIES_DECIDE
+from veridical.models.context import Context
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import RankThreshold
 from veridical.testing import ContractError, check_metric
@@ -39,10 +40,10 @@ class HalfRemoved(Metric):
     category: ClassVar[str] = "faithfulness"
     ranks_only: ClassVar[bool] = True
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         count = (task.space.counts(len(task))[:, None] * 0.5).long()
         rule = RankThreshold(explanation.descending_ranks, count)
-        responses = probe(task, rule, key=key, with_clean=True)
+        responses = probe(task, rule, key=context.key, with_clean=True)
         return Outcome(responses[:, 0] - responses[:, 1])
 
 

@@ -21,7 +21,7 @@ class Breaking(nn.Module):
 class Exploding(vd.Explainer):
     name = "exploding"
 
-    def attribute(self, task, key):
+    def attribute(self, task, context):
         maps = task.inputs.clone()
         maps[1, 0] = torch.inf
         return maps

@@ -25,7 +25,9 @@ class Middle(vd.Metric):
 
     name: ClassVar[str] = "middle"
 
-    def evaluate(self, task: vd.Task, explanation: vd.Explanation, key: vd.core.Key) -> vd.metrics.Outcome:
+    def evaluate(
+        self, task: vd.Task, explanation: vd.Explanation, context: vd.models.Context
+    ) -> vd.metrics.Outcome:
         middle = explanation.order[:, 2:4]
         return vd.metrics.Outcome(task.inputs.gather(-1, middle).sum(-1).abs())
 

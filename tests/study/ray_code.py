@@ -33,7 +33,7 @@ class Held(Metric):
     folder: str = ""
     name: ClassVar[str] = "held"
 
-    def evaluate(self, task, explanation, key):  # type: ignore[no-untyped-def]
+    def evaluate(self, task, explanation, context):  # type: ignore[no-untyped-def]
         hold, until = Path(self.folder) / "hold", time.monotonic() + PATIENCE
         if hold.exists():
             part = Path(self.folder) / f"{os.getpid()}.part"

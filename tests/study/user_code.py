@@ -57,7 +57,7 @@ class Total(Metric):
     name: ClassVar[str] = "total"
     factor: float = 1.0
 
-    def evaluate(self, task, explanation, key):  # type: ignore[no-untyped-def]
+    def evaluate(self, task, explanation, context):  # type: ignore[no-untyped-def]
         values = self.factor * explanation.values.double().sum(-1)
         return Outcome(values, {"negative": values < 0})
 
@@ -68,7 +68,7 @@ class Breaks(Metric):
 
     name: ClassVar[str] = "breaks"
 
-    def evaluate(self, task, explanation, key):  # type: ignore[no-untyped-def]
+    def evaluate(self, task, explanation, context):  # type: ignore[no-untyped-def]
         raise ValueError("it had to be")
 
 
@@ -79,9 +79,9 @@ class Slow(Metric):
     name: ClassVar[str] = "slow"
     seconds: float = 0.05
 
-    def evaluate(self, task, explanation, key):  # type: ignore[no-untyped-def]
+    def evaluate(self, task, explanation, context):  # type: ignore[no-untyped-def]
         time.sleep(self.seconds)
-        draws = keyed.uniform(key, task.ids, 0, 1, torch.float64)[:, 0]
+        draws = keyed.uniform(context.key, task.ids, 0, 1, torch.float64)[:, 0]
         return Outcome(explanation.values.double().sum(-1) + draws, {"late": draws > 0.5})
 
 
@@ -92,7 +92,7 @@ class Greedy(Metric):
     name: ClassVar[str] = "greedy"
     deaf: bool = False
 
-    def evaluate(self, task, explanation, key):  # type: ignore[no-untyped-def]
+    def evaluate(self, task, explanation, context):  # type: ignore[no-untyped-def]
         if self.deaf:
             hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2**31 - 1)
         held = []
@@ -113,7 +113,7 @@ class Dies(Metric):
     times: int = 1
     name: ClassVar[str] = "dies"
 
-    def evaluate(self, task, explanation, key):  # type: ignore[no-untyped-def]
+    def evaluate(self, task, explanation, context):  # type: ignore[no-untyped-def]
         deaths = len(list(Path(self.folder).iterdir()))
         if deaths < self.times:
             (Path(self.folder) / str(deaths)).touch()

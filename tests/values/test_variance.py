@@ -26,9 +26,9 @@ class Planted(Metric):
 
     name: ClassVar[str] = "planted"
 
-    def evaluate(self, task, explanation, key) -> Outcome:
+    def evaluate(self, task, explanation, context) -> Outcome:
         def normal(source: str, ids: torch.Tensor) -> torch.Tensor:
-            return SD[source] * keyed.normal(key.of(source) / source, ids, 0, 1, torch.float64)[:, 0]
+            return SD[source] * keyed.normal(context.key.of(source) / source, ids, 0, 1, torch.float64)[:, 0]
 
         own = SD["samples"] * keyed.normal(vd.core.Key(7), task.ids, 0, 1, torch.float64)[:, 0]
         noise = normal("draws", task.ids) + normal("tie orders", task.ids) + normal("fill", NOWHERE)

@@ -15,6 +15,7 @@ from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Explainer
+from veridical.models.context import Context
 from veridical.values.task import Task
 
 MARKS = ("##", "Ġ", "▁", "Ċ")
@@ -94,13 +95,13 @@ class LLMx(Explainer):
             for text, target, p, q, wording in rows
         ]
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         # asked through the meter: the certainty under noise is this explainer's own question
         outputs = task.predictor.outputs(task.inputs, task.side)
         task.cached("outputs", lambda: outputs)
         tokens = self._tokens(task)
         out = torch.zeros(len(task), task.space.n_features)
-        for row, prompt in enumerate(self.prompts(task, key)):
+        for row, prompt in enumerate(self.prompts(task, context.key)):
             words = parse_reply(self.generate(prompt), self.k)
             found = self._matched(words or [], tokens[row])
             out[row] = found if bool(found.any()) else torch.nan

@@ -20,6 +20,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, ShapeError, check_arity
 from veridical.explainers.base import Explainer, selected
 from veridical.functional.devices import random_states
+from veridical.models.context import Context
 from veridical.models.dataframes import as_pandas, is_frame
 from veridical.models.embeddings import EmbeddingView
 from veridical.models.predictor import call
@@ -97,8 +98,8 @@ class FunctionExplainer(Explainer):
     def name(self) -> str:  # type: ignore[override]
         return self.label or getattr(self.function, "__name__", type(self.function).__name__)
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        offered: dict[str, Any] = {"key": key}
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        offered: dict[str, Any] = {"key": context.key}
         if isinstance(task.side, dict):
             offered |= task.side
         else:
@@ -109,7 +110,7 @@ class FunctionExplainer(Explainer):
             named = {}  # type: ignore[assignment]
         extra = {name: value for name, value in offered.items() if name in named}
         check_arity(self.function, 3, extra, "an explainer is a function (model, inputs, targets) -> maps")
-        own = key / int(task.draw_ids[0])
+        own = context.key / int(task.draw_ids[0])
         exposed = task.predictor.exposed()
         with task.session(grad=True), exposed as model, seeded_torch(own), seeded_numpy(own):
             # a copy: users ask gradients of what they get, or write into it
@@ -159,11 +160,11 @@ class CaptumExplainer(_Adapter):
             steps = 50  # captum's own default
         return int(steps or 1)
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         names = list(task.side) if isinstance(task.side, dict) else []
         extra = tuple(task.side.values()) if isinstance(task.side, dict) else task.side
         exposed = task.predictor.exposed()
-        with task.session(grad=True), exposed as model, seeded_torch(key / int(task.draw_ids[0])):
+        with task.session(grad=True), exposed as model, seeded_torch(context.key / int(task.draw_ids[0])):
             method = self._bound(_ByPosition(model, names) if names else model)
             kwargs = dict(self.kwargs)
             accepted = inspect.signature(method.attribute).parameters
@@ -231,7 +232,7 @@ class ShapExplainer(_Adapter):
     def _described(self) -> str:
         return ", ".join(f"{name}={_short(value)}" for name, value in self.kwargs.items())
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         if task.side:
             raise NotApplicableError(
                 f"'{self.name}' asks the model about rows alone; this task has side inputs"
@@ -245,7 +246,7 @@ class ShapExplainer(_Adapter):
         rows = task.inputs.reshape(len(task), -1)
         background = None if task.train is None else task.train.reshape(len(task.train), -1).cpu().numpy()
         named = inspect.signature(self.make).parameters
-        with seeded_numpy(key / int(task.draw_ids[0])):
+        with seeded_numpy(context.key / int(task.draw_ids[0])):
             if "model" in named:
                 with task.session(grad=True), task.predictor.exposed() as model:
                     answer = _shap_values(
@@ -373,7 +374,7 @@ class ZennitExplainer(_Adapter):
     def name(self) -> str:  # type: ignore[override]
         return f"zennit {_label(self.composite)}"
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         x = task.inputs.detach().clone().requires_grad_(True)
         with task.session(grad=True), task.predictor.exposed() as model:
             module = model.module if isinstance(model, EmbeddingView) else model
@@ -432,8 +433,8 @@ class BoundExplainer(Explainer):
             )
         return super().why_not(task)
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        with torch.enable_grad(), seeded_torch(key), seeded_numpy(key):
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        with torch.enable_grad(), seeded_torch(context.key), seeded_numpy(context.key):
             return self._maps_of(task)
 
     def _maps_of(self, task: Task) -> Tensor:

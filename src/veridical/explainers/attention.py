@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.grid import as_features, resized, spatial_size
@@ -17,6 +16,7 @@ from veridical.explainers.last_maps import last_maps
 from veridical.explainers.prompts import asks_prompts, at_logits, passes, places, pooled, reading_places
 from veridical.explainers.trace.decompose import BLOCKS
 from veridical.explainers.trace.operations import KINDS, plain_name
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.predictor import call
 from veridical.values.task import Task
@@ -160,7 +160,7 @@ class AttentionRollout(_AttentionExplainer):
     summary: ClassVar[str] = "attention followed through the layers"
     paper: ClassVar[str] = "Abnar and Zuidema 2020"
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         _, weights = run(task, grad=False)
         mixing = torch.eye(weights[0].shape[-1], dtype=torch.float64, device=task.device)
         for attention in weights:
@@ -188,7 +188,7 @@ class GradientXAttention(_AttentionExplainer):
         rows = super().declared(task).forward
         return Cost(rows, rows)
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         outputs, weights = run(task, grad=True)
         with torch.enable_grad():
             slopes = torch.autograd.grad(selected(outputs, task.targets).sum(), weights)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from veridical.core.key import Key
 from veridical.errors import NotApplicableError
 from veridical.explainers.base import register
 from veridical.explainers.trace.explainer import TracingExplainer
 from veridical.explainers.trace.operations import bound, kind_of
 from veridical.explainers.trace.tracer import Tracer
+from veridical.models.context import Context
 from veridical.values.task import Task
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -85,7 +85,7 @@ class _Rectified(TracingExplainer):
     def tells_outputs(self, task: Task) -> bool:
         return self.traced_task(task) is task  # of prompts another model is evaluated
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         return self.pass_back(task)[1]
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,12 +13,12 @@ from veridical.core.key import Key
 from veridical.core.registry import Registry
 from veridical.core.settings import Settings
 from veridical.errors import InputError, NotApplicableError
-from veridical.explainers.first_maps import WATCHER
 from veridical.explainers.laws import checked_sum
-from veridical.explainers.repeatability import measured, noted, noting
+from veridical.explainers.repeatability import measured
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.predictor import free_memory, out_of_memory
-from veridical.models.sessions import Question, Session
+from veridical.models.sessions import Session
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -88,7 +87,7 @@ class Explainer(Settings):
         """The features its maps are over: the task's, unless it explains by others, such as sparse codes."""
         return task.space
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         """The maps of a task that fits one chunk."""
         raise NotApplicableError(f"explainer '{self.name}' does not say how it attributes")
 
@@ -126,28 +125,29 @@ class Explainer(Settings):
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         """Explain every sample of the task."""
-        with Question(task.predictor) as question:
-            self.check(task)
-            stated, space = self.stated(task), self.space_of(task)
-            with noted(self) if self.stochastic else nullcontext() as halves:
-                values = self.maps(task, key)
-            cost = question.so_far
-            # where some features are not the task's (special tokens), their part is not in the map; units
-            # that a prompt does not have are nothing
-            lawful = bool(self.law) and (task.space.valid is None or task.modality == "units")
-            name = f"promised by {self} with {key}"
-            promised = task.cached(name, lambda: self.promised(task, key / self.name)) if lawful else None
+        context = Context.begun(task.predictor, key)
+        self.check(task)
+        stated, space = self.stated(task), self.space_of(task)
+        halves: list[Tensor] = []
+        values = self.maps(task, replace(context, halves=halves))
+        cost = context.cost
+        # where some features are not the task's (special tokens), their part is not in the map; units
+        # that a prompt does not have are nothing
+        lawful = bool(self.law) and (task.space.valid is None or task.modality == "units")
+        name = f"promised by {self} with {key}"
+        promised = task.cached(name, lambda: self.promised(task, key / self.name)) if lawful else None
+        halvings = context.halvings
         provenance: dict[str, Any] = {
             "explainer": self.to_json(),
             "seed": key.seed,
             "plan": asdict(task.predictor.plan),
-            "halvings": question.halvings,
+            "halvings": halvings,
             **stated,
         }
         if promised is not None:
             provenance |= checked_sum(self.name, self.law, self.exact, promised, values)
-        if halves is not None and halves.found:
-            provenance |= measured(self.name, halves.found)
+        if halves:
+            provenance |= measured(self.name, halves)
         return Explanation(
             values,
             space,
@@ -159,53 +159,48 @@ class Explainer(Settings):
             draw_ids=task.draw_ids,
         )
 
-    def maps(self, task: Task, key: Key) -> Tensor:
-        """The values (N, V) alone, unchecked: for callers that explain a task in many worlds."""
+    def maps(self, task: Task, context: Context) -> Tensor:
+        """The values (N, V) alone, unchecked: for callers that explain a task under many weights."""
         space, worked_on = self.space_of(task), self.prepared(task)
         pieces = self.pieces(worked_on)
         # asked before anything hooks into the model
         _ = task.targets
-        own = key / self.name
+        own = replace(context, key=context.key / self.name, notice=None)
         noisy = task.reference is not task and self.tells_outputs(task)
         parts: list[Tensor] = []
         outputs: list[Any] = []
-        # whoever is told of maps is told of these, not of those that another method makes on their behalf
-        first, token = WATCHER.get(), WATCHER.set(None)
-        try:
-            with Session(worked_on.predictor, "gradient" in self.needs):
-                for piece in pieces:
-                    parts.append(self._maps(piece, own))
-                    outputs += [piece.known("outputs")] if noisy else []
-        finally:
-            WATCHER.reset(token)
+        with Session(worked_on.predictor, "gradient" in self.needs):
+            for piece in pieces:
+                parts.append(self._maps(piece, own))
+                outputs += [piece.known("outputs")] if noisy else []
         if noisy and all(part is not None for part in outputs):
             hand_along(task, torch.cat(outputs))
         values = torch.cat(parts) if len(parts) > 1 else parts[0]
-        values = values if space.valid is None else values.masked_fill(~space.valid, 0.0)
-        if first is not None:
-            first.notice(task, space, values)
+        return values if space.valid is None else values.masked_fill(~space.valid, 0.0)
+
+    def values_on(self, task: Task, context: Context) -> Tensor:
+        """The values (N, V) that a call gives, by the shorter way where there is one."""
+        values = self.maps(task, context) if self.plain else self(task, context.key).values
+        if context.notice is not None:
+            context.notice(task, self.space_of(task), values)
         return values
 
-    def values_on(self, task: Task, key: Key) -> Tensor:
-        """The values (N, V) that a call gives, by the shorter way where there is one."""
-        return self.maps(task, key) if self.plain else self(task, key).values
-
-    def _maps(self, piece: Task, key: Key) -> Tensor:
+    def _maps(self, piece: Task, context: Context) -> Tensor:
         """The maps of one piece, cut in two and tried again when memory runs out."""
-        space, halves = self.space_of(piece), noting(self) if self.stochastic else None
-        before = 0 if halves is None else len(halves.found)
+        space, halves = self.space_of(piece), context.halves
+        before = 0 if halves is None else len(halves)
         try:
-            # a copy: maps may be the very weights of this world, or a view of the inputs
-            return piece.values(self.attribute(piece, key), f"the map of '{self.name}'", space, copy=True)
+            # a copy: maps may be the very weights of the copy, or a view of the inputs
+            return piece.values(self.attribute(piece, context), f"the map of '{self.name}'", space, copy=True)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or len(piece) == 1:
                 raise
         piece.predictor.meter.here.halvings += 1
         if halves is not None:
-            del halves.found[before:]
+            del halves[before:]
         free_memory(piece.device)
         half = len(piece) // 2
-        return torch.cat([self._maps(part, key) for part in (piece[:half], piece[half:])])
+        return torch.cat([self._maps(part, context) for part in (piece[:half], piece[half:])])
 
     def check(self, task: Task) -> None:
         """Raise, naming the explainers that do apply, if this one does not."""

@@ -17,6 +17,7 @@ from veridical.explainers.gradients import slopes_at
 from veridical.explainers.grid import as_features, over_input, resized, spatial_axes, spatial_size
 from veridical.explainers.last_maps import LastMaps, last_maps, layer_shapes, watched
 from veridical.functional.devices import on_host
+from veridical.models.context import Context
 from veridical.models.predictor import call, repeat_side, take_side
 from veridical.perturb.probe import blocks
 from veridical.values.task import Task
@@ -57,8 +58,8 @@ class Cam(Explainer):
     def stated(self, task: Task) -> dict[str, Any]:
         return {"layer": self.layer or last_maps(task).words}
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        small = self.coarse(task, key)
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        small = self.coarse(task, context.key)
         return as_features(task, resized(small[:, None], spatial_size(task))[:, 0])
 
     def coarse(self, task: Task, key: Key) -> Tensor:
@@ -291,8 +292,8 @@ class GuidedGradCam(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return 2
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         guided = GuidedBackprop()
-        fine = guided.attribute(guided.prepared(task), key)
-        coarse = GradCam(self.layer).coarse(task, key)
+        fine = guided.attribute(guided.prepared(task), context)
+        coarse = GradCam(self.layer).coarse(task, context.key)
         return fine * over_input(task, resized(coarse[:, None], spatial_size(task))[:, 0])

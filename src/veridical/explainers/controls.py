@@ -15,6 +15,7 @@ from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.grid import as_features, time_axis
 from veridical.explainers.prompts import asks_prompts, lengths
+from veridical.models.context import Context
 from veridical.perturb.backgrounds import Backgrounds
 from veridical.values.task import Task
 
@@ -30,8 +31,8 @@ class Random(Explainer):
     stochastic: ClassVar[bool] = True
     control: ClassVar[bool] = True
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        return keyed.uniform(key, task.draw_ids, 0, task.space.n_features)
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        return keyed.uniform(context.key, task.draw_ids, 0, task.space.n_features)
 
 
 @register
@@ -50,9 +51,9 @@ class RandomK(Explainer):
     stochastic: ClassVar[bool] = True
     control: ClassVar[bool] = True
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         space = task.space
-        ranks = keyed.random_ranks(key, task.draw_ids, 0, space.n_features, space.valid)
+        ranks = keyed.random_ranks(context.key, task.draw_ids, 0, space.n_features, space.valid)
         return (ranks < self.k).to(torch.get_default_dtype())
 
 
@@ -66,7 +67,7 @@ class Constant(Explainer):
     paper: ClassVar[str] = "control"
     control: ClassVar[bool] = True
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         return torch.ones(len(task), task.space.n_features, device=task.device)
 
 
@@ -91,7 +92,7 @@ class Sobel(Explainer):
             return f"inputs are {task.inputs.dtype}; pass inputs.float()"
         return reason
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         x = task.inputs
         return as_features(task, image_edges(x) if task.modality == "image" else jumps(x, time_axis(task)))
 
@@ -128,7 +129,7 @@ class InputMagnitude(Explainer):
     paper: ClassVar[str] = "control"
     control: ClassVar[bool] = True
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         if task.modality == "text" and not task.inputs.is_floating_point():
             return rarity(task)
         if asks_prompts(task):
@@ -179,7 +180,7 @@ class MovingNoise(Explainer):
     paper: ClassVar[str] = "control"
     control: ClassVar[bool] = True
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         size = task.space.n_features
         # the same noise in every world and under every seed: only the model moves it
         own = Key(0) / self.name

@@ -19,6 +19,7 @@ from veridical.explainers.laws import change_from
 from veridical.explainers.prompts import at_response
 from veridical.explainers.trace.differences import Differences, Record, apart, scattered
 from veridical.explainers.trace.explainer import TracingExplainer, traced_model, traced_outputs
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.values.task import Task
 
@@ -58,8 +59,8 @@ class _FromBaselines(TracingExplainer):
                 "along one axis, and those of a row not side by side (time first, say); lay rows first"
             )
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        starts = self.starts(task, key)
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        starts = self.starts(task, context.key)
         with task.session(grad=True):
             rows = task.inputs.detach().requires_grad_(True)
             records = _records(task, starts)

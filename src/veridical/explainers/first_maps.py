@@ -5,9 +5,6 @@ Metrics that judge methods explain again and again; the first map of a sample is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,17 +43,3 @@ class FirstMaps:
         known, order = ids.sort(stable=True)
         place = torch.searchsorted(known, self._ids).clamp(max=len(known) - 1)
         return constant[order[place]] & (known[place] == self._ids)
-
-
-WATCHER: ContextVar[FirstMaps | None] = ContextVar("who notices maps", default=None)
-"""Who is to be told of maps here; nobody while a method explains on behalf of another."""
-
-
-@contextmanager
-def watched(watcher: FirstMaps | None) -> Iterator[None]:
-    """While this is open, the watcher is told of maps."""
-    token = WATCHER.set(watcher)
-    try:
-        yield
-    finally:
-        WATCHER.reset(token)

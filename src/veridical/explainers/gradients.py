@@ -16,6 +16,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, VeridicalError
 from veridical.explainers.base import Explainer, hand_along, register, selected
 from veridical.explainers.laws import change_from
+from veridical.models.context import Context
 from veridical.models.predictor import call, out_of_memory, repeat_side
 from veridical.models.sessions import Session
 from veridical.values.task import Task
@@ -104,7 +105,7 @@ class Gradient(Explainer):
     paper: ClassVar[str] = "Baehrens et al. 2010"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         return gradient(task)
 
 
@@ -118,7 +119,7 @@ class Saliency(Explainer):
     paper: ClassVar[str] = "Simonyan et al. 2014"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         return gradient(task).abs()
 
 
@@ -132,7 +133,7 @@ class InputXGradient(Explainer):
     paper: ClassVar[str] = "Shrikumar et al. 2016"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         return task.inputs * gradient(task)
 
 
@@ -248,7 +249,7 @@ class IntegratedGradients(Explainer):
     def promised(self, task: Task, key: Key) -> Tensor:
         return change_from(task, lambda at: baseline_row(at, self.baseline))
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         return integrated(task, task.inputs, baseline_row(task, self.baseline), self.rule, self.steps)
 
 
@@ -337,8 +338,8 @@ class GradientShap(_FromRandomBaselines):
     law: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines, in expectation"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        return from_random_baselines(task, key, self.samples, self.noise)
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        return from_random_baselines(task, context.key, self.samples, self.noise)
 
 
 @register
@@ -354,5 +355,5 @@ class ExpectedGradients(_FromRandomBaselines):
     law: ClassVar[str] = "values sum to y(x) less the mean of y over the reference rows, in expectation"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        return from_random_baselines(task, key, self.samples)
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        return from_random_baselines(task, context.key, self.samples)

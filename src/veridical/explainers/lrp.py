@@ -16,6 +16,7 @@ from veridical.explainers.trace.explainer import TracingExplainer, traced_model
 from veridical.explainers.trace.operations import tensors
 from veridical.explainers.trace.relevance import Relevance
 from veridical.explainers.trace.relevance_rules import Further, RuleName, Rules, Work
+from veridical.models.context import Context
 from veridical.models.cost import Cost, Meter
 from veridical.values.task import Task
 
@@ -68,7 +69,7 @@ class _Propagation(TracingExplainer):
         Further().count(len(task), work, meter)
         return Cost(len(task), len(task)) + meter.cost
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         tracer, relevance = self._relevance(task)
         call: _Call = traced_model(task).shared
         call.further.count(len(task), tracer.work, task.predictor.meter)

@@ -17,6 +17,7 @@ from veridical.explainers.base import Explainer
 from veridical.explainers.grid import Cells, few_cells
 from veridical.explainers.laws import change_from_nothing
 from veridical.functional.devices import at_a_time
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.perturb.rules import Given, MaskRule
 from veridical.values.task import Task
@@ -152,7 +153,7 @@ class FitsCells(Explainer):
         """Whether neighbours may be joined."""
         raise NotImplementedError
 
-    def fitted(self, task: Task, key: Key) -> Tensor:
+    def fitted(self, task: Task, context: Context) -> Tensor:
         """The unknowns (n, V) of a task whose features are the cells."""
         raise NotImplementedError
 
@@ -185,8 +186,8 @@ class FitsCells(Explainer):
                 stacklevel=4,
             )
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         joined = self.cells_of(task)
         if joined is None:
-            return self.fitted(task, key)
-        return joined.shared_out(self.fitted(joined.over(task), key))
+            return self.fitted(task, context)
+        return joined.shared_out(self.fitted(joined.over(task), context))

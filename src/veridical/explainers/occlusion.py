@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from veridical.core.allowed import Count
-from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.masking import MaskingExplainer
+from veridical.models.context import Context
 from veridical.perturb.fills import Marginal
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given, Groups
@@ -47,9 +47,11 @@ class Occlusion(MaskingExplainer):
     def masks(self, task: Task) -> int:
         return len(self._windows(task))
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         windows = self._windows(task)
-        answers = probe(task, Given(windows), response="logit", key=self.fill_key(key), with_clean=True)
+        answers = probe(
+            task, Given(windows), response="logit", key=self.fill_key(context.key), with_clean=True
+        )
         falls = answers[:, :1] - answers[:, 1:]
         cover = windows.to(falls.dtype)
         # each window's fall is shared out over its features, then averaged over the windows of a feature
@@ -96,9 +98,9 @@ class FeatureAblation(MaskingExplainer):
     def masks(self, task: Task) -> int:
         return task.space.n_features
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
-        answers = probe(task, rule, response="logit", key=self.fill_key(key), with_clean=True)
+        answers = probe(task, rule, response="logit", key=self.fill_key(context.key), with_clean=True)
         return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)
 
 
@@ -122,7 +124,7 @@ class PermutationImportance(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return Marginal(self.rows).repeats_on(task) * task.space.n_features
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
         fill = Marginal(self.rows)
         answers = probe(task, rule, response="logit", fill=fill, key=FILL_KEY, with_clean=True)

@@ -20,6 +20,7 @@ from veridical.core.allowed import MANY, Within
 from veridical.core.key import Key
 from veridical.explainers.base import register
 from veridical.explainers.masking import SharesOut
+from veridical.models.context import Context
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given, MaskRule
 from veridical.values.space import Space
@@ -58,9 +59,9 @@ class PartitionShap(SharesOut):
         most = 2 * ((self.budget - 1) // 2)
         return torch.tensor([1 + min(most, rows_of_tree(count)) for count in _sizes(task)])
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         everything = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
-        low = self._asked(task, Given(everything), key)[:, 0]
+        low = self._asked(task, Given(everything), context.key)[:, 0]
         features, high = paths_of(task), task.clean_response("logit")[:, 0].to(low)
         branches = _Branches(low, high, task.space.counts(len(task)), _sizes(task), self.budget)
         rows = torch.arange(len(task), device=task.device)
@@ -73,7 +74,7 @@ class PartitionShap(SharesOut):
                     part, own = task[index], features if len(features) == 1 else features[index]
                 paths, there = branches.halve(index, count)
                 rule = Beside(own, paths.to(own.dtype), there.to(own.dtype))
-                branches.answer(self._asked(part, rule, key))
+                branches.answer(self._asked(part, rule, context.key))
         return branches.shares(features).to(task.outputs.dtype)
 
     def _asked(self, task: Task, rule: MaskRule, key: Key) -> Tensor:

@@ -7,15 +7,14 @@ maps, so the correlation r of the halves stands for 2r / (1 + r) of the maps (Sp
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from veridical.errors import VeridicalWarning
+from veridical.models.context import Context
 from veridical.values.task import Task
 
 LOW = 0.5
@@ -26,43 +25,15 @@ FLAT = 1e-9
 """A half whose values differ by less than this share of their size, or the answers', tells nothing apart."""
 
 
-class Halves:
-    """How far the halves of each map of one explainer agree, as its maps are made."""
-
-    def __init__(self, explainer: Any) -> None:
-        self.explainer = explainer
-        self.found: list[Tensor] = []
-        """One tensor (n,) for each part of the samples; NaN where a half is constant."""
-
-
-_NOTED: ContextVar[Halves | None] = ContextVar("who notes how far halves agree", default=None)
-
-
-@contextmanager
-def noted(explainer: Any) -> Iterator[Halves]:
-    """While this is open, the explainer's halves are compared; those of others on its behalf are not."""
-    token = _NOTED.set(Halves(explainer))
-    try:
-        yield _NOTED.get()  # type: ignore[misc]  # it was set in the line above
-    finally:
-        _NOTED.reset(token)
-
-
-def noting(explainer: Any) -> Halves | None:
-    """Where the halves of this explainer go; None where nobody asked, so that they need not be fitted."""
-    open_one = _NOTED.get()
-    return open_one if open_one is not None and open_one.explainer is explainer else None
-
-
 def note_halves(
-    explainer: Any, task: Task, draws: int, fit: Callable[[int], Tensor], some: slice = slice(None)
+    context: Context, task: Task, draws: int, fit: Callable[[int], Tensor], some: slice = slice(None)
 ) -> None:
     """Note how far the maps `fit(0)` and `fit(1)` of every second draw agree on some samples, if asked to."""
-    halves, valid = noting(explainer), task.space.valid
-    if halves is not None and draws >= FEWEST:
+    valid = task.space.valid
+    if context.halves is not None and draws >= FEWEST:
         size = task.outputs.gather(1, task.targets[:, None])[some]
         there = None if valid is None else valid[some]
-        halves.found.append(expected_agreement(fit(0), fit(1), there, size))
+        context.halves.append(expected_agreement(fit(0), fit(1), there, size))
 
 
 def expected_agreement(

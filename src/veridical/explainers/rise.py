@@ -18,6 +18,7 @@ from veridical.explainers.masking import IndependentCoins, mask_pieces, written_
 from veridical.explainers.repeatability import note_halves
 from veridical.explainers.surrogates import sample_blocks
 from veridical.functional.devices import at_a_time
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.perturb.backgrounds import fill_state
@@ -74,24 +75,24 @@ class Rise(Explainer):
         joined = self._joined(task)
         return {} if joined is None else {"cells": joined.in_words()}
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        own, joined = key / "masks", self._joined(task)
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        own, joined = context.key / "masks", self._joined(task)
         if self._smooth(task):
             masks = _SmoothMasks(
                 own, task.draw_ids, task.space.input_shape[-2:], self.draws, self.keep, self.grid
             )
-            totals = _ask_smooth(task, masks, key)
+            totals = _ask_smooth(task, masks, context.key)
         else:
             asked = task if joined is None else joined.over(task)
             features = asked.space.n_features
             rule = written_out(
                 IndependentCoins(own, task.draw_ids, features, self.draws, self.keep), len(task)
             )
-            answers = probe(asked, rule, response="logit", key=key)
+            answers = probe(asked, rule, response="logit", key=context.key)
             totals = _Totals(len(task), features, task.device)
             for some in sample_blocks(len(task), self.draws * features, task.device):
                 totals.add(some, 0, answers[some], (~rule.masks[some]).double())
-        note_halves(self, task, self.draws, lambda half: totals.map(slice(half, half + 1), self))
+        note_halves(context, task, self.draws, lambda half: totals.map(slice(half, half + 1), self))
         values = totals.map(slice(2), self)
         return (values if joined is None else values[:, joined.of]).to(task.outputs.dtype)
 
@@ -209,7 +210,7 @@ class _RandomMasks(Explainer):
         """Masks that one sample is asked about."""
         raise NotImplementedError
 
-    def indices(self, task: Task, cells: Tensor, count: int, key: Key) -> Tensor:
+    def indices(self, task: Task, cells: Tensor, count: int, context: Context) -> Tensor:
         """The index (n, count) of each cell; `cells` (V,) says which one each feature lies in."""
         raise NotImplementedError
 
@@ -233,9 +234,9 @@ class _RandomMasks(Explainer):
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         cells, count = self._cells(task)
-        return self.indices(task, cells, count, key)[:, cells].to(task.outputs.dtype)
+        return self.indices(task, cells, count, context)[:, cells].to(task.outputs.dtype)
 
 
 def _coins(task: Task, key: Key, count: int, draws: int) -> Tensor:
@@ -264,8 +265,8 @@ class Sobol(_RandomMasks):
     def masks(self, features: int) -> int:
         return self.draws * (features + 1)
 
-    def indices(self, task: Task, cells: Tensor, count: int, key: Key) -> Tensor:
-        coins = _coins(task, key / "coins", count, self.draws)[:, :, None]
+    def indices(self, task: Task, cells: Tensor, count: int, context: Context) -> Tensor:
+        coins = _coins(task, context.key / "coins", count, self.draws)[:, :, None]
         turned = coins ^ torch.eye(count, dtype=torch.bool, device=task.device)
         rule = ByCells(torch.cat([coins, turned], 2).flatten(1, 2), cells)
         answers = probe(task, rule, response="logit", key=FILL_KEY).unflatten(1, (self.draws, -1))
@@ -273,7 +274,7 @@ class Sobol(_RandomMasks):
         spread = base[..., 0].var(1, keepdim=True)
         squares = (base - moved).square()
         # what both halves are divided by does not change their correlation
-        note_halves(self, task, self.draws, lambda half: squares[:, half::2].mean(1))
+        note_halves(context, task, self.draws, lambda half: squares[:, half::2].mean(1))
         share = squares.mean(1) / (4 * spread)
         return share.nan_to_num(0.0, 0.0, 0.0)
 
@@ -298,14 +299,14 @@ class Hsic(_RandomMasks):
     def masks(self, features: int) -> int:
         return self.draws
 
-    def indices(self, task: Task, cells: Tensor, count: int, key: Key) -> Tensor:
-        masks = _coins(task, key / "masks", count, self.draws)
+    def indices(self, task: Task, cells: Tensor, count: int, context: Context) -> Tensor:
+        masks = _coins(task, context.key / "masks", count, self.draws)
         answers = probe(task, ByCells(masks, cells), response="logit", key=FILL_KEY)
 
         def half(at: int) -> Tensor:
             return dependence(masks[:, at::2], answers[:, at::2])
 
-        note_halves(self, task, self.draws, half)
+        note_halves(context, task, self.draws, half)
         return dependence(masks, answers)
 
 

@@ -26,6 +26,7 @@ from veridical.explainers.masking import (
 )
 from veridical.explainers.repeatability import note_halves
 from veridical.explainers.surrogates import least_squares, sample_blocks, shared_counts, solved
+from veridical.models.context import Context
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets, Given, MaskRule
 from veridical.perturb.subset_table import FEW, places_of
@@ -81,13 +82,15 @@ class ExactShapley(SharesOut):
     def pieces(self, task: Task) -> Iterator[Task]:
         yield task
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         counts, places = task.space.counts(len(task)), places_of(task)
         out = torch.zeros(places.shape, dtype=torch.float64, device=task.device)
         for n in counts.unique().tolist():
             rows = (counts == n).nonzero()[:, 0]
             rule = AllSubsets(places[rows], 2**n - 1)
-            answers = probe(task[rows], rule, response="logit", key=self.fill_key(key), with_clean=True)
+            answers = probe(
+                task[rows], rule, response="logit", key=self.fill_key(context.key), with_clean=True
+            )
             values = shapley_values(answers, n)
             spread = values.gather(-1, places[rows].clamp(min=0))
             out[rows] = torch.where(places[rows] >= 0, spread, 0.0)
@@ -146,15 +149,15 @@ class ShapleySampling(Explainer):
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        ranks = self._ranks(task, key)
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        ranks = self._ranks(task, context.key)
         answers = probe(task, Leaving(ranks), response="logit", key=FILL_KEY, with_clean=True)
         clean, steps, empty = answers[:, :1], answers[:, 1:-1], answers[:, -1:]
         steps = steps.unflatten(1, (self.orders, ranks.shape[-1] - 1))
         ends = [end[:, None].expand(-1, self.orders, -1) for end in (clean, empty)]
         curve = torch.cat([ends[0], steps, ends[1]], -1)
         lost = (curve[..., :-1] - curve[..., 1:]).gather(-1, ranks)
-        note_halves(self, task, self.orders, partial(_half_mean, lost))
+        note_halves(context, task, self.orders, partial(_half_mean, lost))
         return lost.mean(1).to(task.outputs.dtype)
 
     def _ranks(self, task: Task, key: Key) -> Tensor:
@@ -232,10 +235,10 @@ class KernelShap(FitsCells, SharesOut):
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
-    def fitted(self, task: Task, key: Key) -> Tensor:
+    def fitted(self, task: Task, context: Context) -> Tensor:
         features = task.space.n_features
         if task.space.valid is None:
-            return self._values(task, key, features)
+            return self._values(task, context, features)
         # samples with few features are enumerated and others sampled: one probe for each kind
         counts = task.space.valid.sum(-1)
         kinds = counts.clamp(max=self._enumerable + 1)
@@ -243,10 +246,10 @@ class KernelShap(FitsCells, SharesOut):
         out = torch.zeros(len(task), features, dtype=task.outputs.dtype, device=task.device)
         for kind in kinds.unique().tolist():
             index = (kinds == kind).nonzero()[:, 0]
-            out[index] = self._values(task[index], key, kind)
+            out[index] = self._values(task[index], context, kind)
         return out
 
-    def _values(self, task: Task, key: Key, features: int) -> Tensor:
+    def _values(self, task: Task, context: Context, features: int) -> Tensor:
         """The values of samples that all have `features` features, or all too many to enumerate."""
         given = task.space.valid
         everything = torch.ones(len(task), task.space.n_features, dtype=torch.bool, device=task.device)
@@ -258,14 +261,14 @@ class KernelShap(FitsCells, SharesOut):
             sets: MaskRule = AllSubsets(places, pairs)
         else:
             pairs = (self.budget - 1) // 2
-            sizes = _spread_sizes(key / "sizes", task.draw_ids, pairs, there, task.space.n_features)
-            sets = SizedSubsets(key / "sets", task.draw_ids, task.space.n_features, sizes, given)
+            sizes = _spread_sizes(context.key / "sizes", task.draw_ids, pairs, there, task.space.n_features)
+            sets = SizedSubsets(context.key / "sets", task.draw_ids, task.space.n_features, sizes, given)
         chosen = written_out(sets, len(task)).masks
         # all features first, then each set and what it leaves
         kept = valid[:, None] & ~chosen
         both = torch.stack([chosen, kept], 2).flatten(1, 2)
         masks = Given(torch.cat([valid[:, None], both], 1))
-        answers = probe(task, masks, response="logit", key=self.fill_key(key), with_clean=True)
+        answers = probe(task, masks, response="logit", key=self.fill_key(context.key), with_clean=True)
         total = answers[:, :1] - answers[:, 1:2]
         out = (total / there) * valid
         elements = pairs * task.space.n_features
@@ -276,7 +279,7 @@ class KernelShap(FitsCells, SharesOut):
             if not exact:
                 # sizes run evenly from the smallest to the largest, so that every second set has them all
                 half = partial(_half_fit, kept[some], of_pairs, total[some], valid[some])
-                note_halves(self, task, pairs, half, some)
+                note_halves(context, task, pairs, half, some)
         return out.to(task.outputs.dtype)
 
     @staticmethod

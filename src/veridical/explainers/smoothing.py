@@ -13,6 +13,7 @@ from veridical.core.allowed import Count, NotNegative
 from veridical.core.key import Key
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.gradients import baseline_row, gradient, input_noise, integrated, parts
+from veridical.models.context import Context
 from veridical.values.task import Task
 
 Base = Literal["gradient", "integrated_gradients"]
@@ -72,9 +73,9 @@ class SmoothGrad(Smoothing):
     summary: ClassVar[str] = "mean gradient under input noise"
     paper: ClassVar[str] = "Smilkov et al. 2017"
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         total = torch.zeros_like(task.inputs)
-        for maps in self.noisy_maps(task, key):
+        for maps in self.noisy_maps(task, context.key):
             total += maps.sum(1)
         return total / self.samples
 
@@ -88,9 +89,9 @@ class SmoothGradSquared(Smoothing):
     summary: ClassVar[str] = "mean squared gradient under input noise"
     paper: ClassVar[str] = "Hooker et al. 2019"
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         total = torch.zeros_like(task.inputs)
-        for maps in self.noisy_maps(task, key):
+        for maps in self.noisy_maps(task, context.key):
             total += maps.square().sum(1)
         return total / self.samples
 
@@ -104,11 +105,11 @@ class VarGrad(Smoothing):
     summary: ClassVar[str] = "variance of the gradient under input noise"
     paper: ClassVar[str] = "Adebayo et al. 2018"
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         first: Tensor | None = None
         total = torch.zeros_like(task.inputs)
         squares = torch.zeros_like(task.inputs)
-        for maps in self.noisy_maps(task, key):
+        for maps in self.noisy_maps(task, context.key):
             # measured from the first draw: E[g^2] - E[g]^2 would cancel where the mean is large
             first = maps[:, :1] if first is None else first
             away = maps - first

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Positive, Within
-from veridical.core.key import Key
 from veridical.explainers.base import register
 from veridical.explainers.masking import FitsCells, IndependentCoins, mask_pieces, written_out
 from veridical.explainers.repeatability import note_halves
 from veridical.functional.devices import at_a_time, no_autocast
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.perturb.probe import probe
 from veridical.values.task import Task
@@ -64,13 +64,13 @@ class Lime(FitsCells):
     def pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
-    def fitted(self, task: Task, key: Key) -> Tensor:
+    def fitted(self, task: Task, context: Context) -> Tensor:
         features, valid = task.space.n_features, task.space.valid
-        keep = 1 - keyed.uniform(key / "sizes", task.draw_ids, 0, self.draws)
+        keep = 1 - keyed.uniform(context.key / "sizes", task.draw_ids, 0, self.draws)
         rule = written_out(
-            IndependentCoins(key / "masks", task.draw_ids, features, self.draws, keep), len(task)
+            IndependentCoins(context.key / "masks", task.draw_ids, features, self.draws, keep), len(task)
         )
-        answers = probe(task, rule, response="logit", key=key, with_clean=True)
+        answers = probe(task, rule, response="logit", key=context.key, with_clean=True)
         there = task.space.counts(len(task)).to(task.device)[:, None].double()
         out = answers.new_empty(len(task), features)
         for some in sample_blocks(len(task), self.draws * features, task.device):
@@ -84,7 +84,7 @@ class Lime(FitsCells):
             fit = (removed, -answers[some], weights)
             out[some] = ridge_fit(*fit, self.ridge, gram)
             half = partial(_half_fit, *fit, self.ridge)
-            note_halves(self, task, self.draws, half, some)
+            note_halves(context, task, self.draws, half, some)
         return out.to(task.outputs.dtype)
 
 

@@ -18,9 +18,9 @@ from veridical.core.key import Key
 from veridical.core.settings import taken_from
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, as_explainer, registry
-from veridical.explainers.first_maps import WATCHER, watched
 from veridical.explainers.gradients import Gradient
 from veridical.functional import positions
+from veridical.models.context import Context
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -150,17 +150,13 @@ class Transform(Explainer):
         return explanation
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
-        with watched(None):
-            made = self.explainer(task, key)
+        made = self.explainer(task, key)
         changed = self.transform(made, key / self.kind)
-        first = WATCHER.get()
-        if first is not None:
-            first.notice(task, changed.space, changed.values)
         provenance = {**made.provenance, "explainer": self.to_json()}
         return replace(changed, explainer=self.name, provenance=provenance)
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        return self(task, key).values
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        return self(task, context.key).values
 
     def why_not(self, task: Task) -> str | None:
         return self.explainer.why_not(task)

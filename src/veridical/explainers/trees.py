@@ -15,6 +15,7 @@ from veridical.core.key import Key
 from veridical.errors import missing_extra
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.laws import change_from
+from veridical.models.context import Context
 from veridical.models.estimators import Logits
 from veridical.values.task import Task
 
@@ -82,7 +83,7 @@ class TreeShap(Explainer):
         )
         return (own - below.mean(0)).gather(1, task.targets.cpu()[:, None])[:, 0].to(task.device)
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         explainer = _explainer(task, self.background)
         # shap checks sums itself to 1e-2 and stops; our own law measures them
         found = np.asarray(explainer.shap_values(task.inputs.cpu().numpy(), check_additivity=False))

@@ -20,6 +20,7 @@ from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.removal import Sign, check_levels
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.tie_orders import merged, over_orders
+from veridical.models.context import Context
 from veridical.perturb.subset_table import has_few
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
@@ -111,9 +112,9 @@ class Fidelity(RankingMetric):
         )
         return found[self.sign]
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         # both signs and all fidelity metrics meet the same draws
-        falls = self.falls(task, explanation, key.parent / "fidelity")
+        falls = self.falls(task, explanation, context.key.parent / "fidelity")
         return self.outcome(task, explanation, falls)
 
     def outcome(self, task: Task, explanation: Explanation, falls: Falls) -> Outcome:
@@ -189,12 +190,12 @@ class RFid(Fidelity):
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
 
-    def evaluate_with_ties(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        orders = self.tie_orders(task, explanation, key)
+    def evaluate_with_ties(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
+        orders = self.tie_orders(task, explanation, context.key)
         drawn, whole = self._drawn(task), self._on_perturbed(task)
         if not explanation.has_ties or orders.most == 1 or whole or not any(drawn):
-            judge = partial(self._on_its_draws, key, False)
-            return over_orders(judge, task, orders, key, whole)
+            judge = partial(self._on_its_draws, context.key, False)
+            return over_orders(judge, task, orders, context.key, whole)
         # one ranking for a share of the draws each: as many draws in all as for a map without ties
         shares = [count * by_draws for count, by_draws in zip(orders.each, drawn, strict=True)]
         parts = []
@@ -202,12 +203,13 @@ class RFid(Fidelity):
             which = [row for row, share in enumerate(shares) if share == count]
             metric = replace(self, draws=-(-self.draws // count)) if count else self
             rows = torch.tensor(which, device=task.inputs.device)
-            judge = partial(metric._on_its_draws, key, bool(count))
-            parts.append((rows, over_orders(judge, task[rows], orders.take(which), key)))
+            judge = partial(metric._on_its_draws, context.key, bool(count))
+            parts.append((rows, over_orders(judge, task[rows], orders.take(which), context.key)))
         return merged(parts, len(task.inputs))
 
     def _on_its_draws(self, key: Key, own: bool, task: Task, explanation: Explanation, which: int) -> Outcome:
-        return self.evaluate(task, explanation, key.parent / which / key.path[-1] if own and which else key)
+        own_key = key.parent / which / key.path[-1] if own and which else key
+        return self.evaluate(task, explanation, Context(own_key))
 
     def _drawn(self, task: Task) -> list[bool]:
         """Which samples are evaluated by draws; of few features all subsets are, whatever the ranking."""
@@ -268,10 +270,10 @@ class FFid(RFid):
         )
         return made
 
-    def evaluate_with_ties(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate_with_ties(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         if self.finetuned is not None:
             self.finetuned.check(task)
-        return super().evaluate_with_ties(task, explanation, key)
+        return super().evaluate_with_ties(task, explanation, context)
 
 
 @register

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from veridical.core.allowed import Count, Within
-from veridical.core.key import Key
 from veridical.errors import InputError, ShapeError, unknown_name
 from veridical.explainers import Explainer
+from veridical.models.context import Context
 from veridical.models.predictor import call, take_side
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -137,7 +137,7 @@ class LayerCodes(Explainer):
     def space_of(self, task: Task) -> Space:
         return Space.concepts(self.n_codes).to(task.device)
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         activations, _ = read_layer(task, self.layer, self.end, self.axis)
         return self.pooled(self.encode(activations, task.targets), task)
 
@@ -203,7 +203,7 @@ class ConceptRelevance(LayerCodes):
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "relevance": self.relevance}
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         activations, weight = read_layer(task, self.layer, self.end, self.axis)
         if self.relevance == "importances":
             return self._importances(weight, task)

@@ -21,6 +21,7 @@ from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, has_spread, rms_normalise, round_to_grid
 from veridical.gef.map_checks import MapChecks, check_maps
 from veridical.gef.perturbed_model import PerturbedModels, with_output_noise
+from veridical.models.context import Context
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -106,7 +107,7 @@ class Run:
         key = self.key / "explainer"
         for part in () if self.explainer.one_key else where:
             key = key / part
-        return self.explainer.values_on(task, key)
+        return self.explainer.values_on(task, Context(key))
 
     def path_key(self, draw: int, level: int, *where: int) -> tuple[str | int, ...]:
         """One key for the whole path of a stochastic explainer; controls redraw at every call."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from veridical.core.key import Key
 from veridical.explainers import Explainer
 from veridical.functional import rms_normalise
+from veridical.models.context import Context
 from veridical.values.task import Task
 
 CHECKED = 4
@@ -93,7 +94,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def _maps(explainer: Explainer, task: Task, key: Key) -> Tensor:
-    return explainer.values_on(task, key).double().nan_to_num(0.0, 0.0, 0.0)
+    return explainer.values_on(task, Context(key)).double().nan_to_num(0.0, 0.0, 0.0)
 
 
 def in_double(task: Task) -> Task:

@@ -22,10 +22,10 @@ from veridical.gef.noise_path import NoisePath, Rule, find_path
 from veridical.gef.perturbation_log import log_of_score
 from veridical.gef.perturbed_model import Perturbation, PerturbedModels
 from veridical.metrics.base import CONSTANT, ExplainerMetric, Outcome, register
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.embeddings import embedding_layer
 from veridical.models.plan import memory_budget
-from veridical.models.sessions import Question
 from veridical.models.weights import Noise, NoiseSource
 from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task
@@ -142,10 +142,10 @@ class GEF(ExplainerMetric):
         found: NoisePath = task.calibrated(label, search)
         return found
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         # a score rests on its path, whoever searched it: its cost does not depend on who came first
-        task.predictor.meter.add(self.basis(task, key))
-        (found,) = self._outcomes(task, ExplainerGroup({self.name: explainer}), key).values()
+        task.predictor.meter.add(self.basis(task, context.key))
+        (found,) = self._outcomes(task, ExplainerGroup({self.name: explainer}), context.key).values()
         if isinstance(found, Exception):
             raise found
         return found
@@ -182,15 +182,15 @@ class GEF(ExplainerMetric):
         for who in group:
             with group.working(who, task):
                 explainers[who].check(task)
-        with Question(task.predictor) as question:
-            outcomes = self._outcomes(task, group, key / self.name)
+        context = Context.begun(task.predictor, key / self.name)
+        outcomes = self._outcomes(task, group, context.key)
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():
             found = outcomes[who]
             if isinstance(found, Exception):
                 out[who] = found
                 continue
-            scores = self._scores(task, found, explainer.name, key, question, explainer.to_json())
+            scores = self._scores(task, found, explainer.name, key, context, explainer.to_json())
             out[who] = replace(scores, cost=group.costs[who])
         return out
 

@@ -22,6 +22,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.explainers import Explainer
 from veridical.explainers.base import selected
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.predictor import call, take_side
 from veridical.plots import as_image
@@ -238,13 +239,13 @@ class FeatureVisualisation(Explainer):
         """The parameters after a step, pulled towards plausible pictures."""
         return parameters
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
-        parameters = self.start(task, key)
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        parameters = self.start(task, context.key)
         first, second = torch.zeros_like(parameters), torch.zeros_like(parameters)
         for step in range(self.steps):
             parameters = parameters.detach().requires_grad_(True)
             seen = seen_from(
-                self.image(parameters, task), task, self.views, key / "view" / step, self.smallest
+                self.image(parameters, task), task, self.views, context.key / "view" / step, self.smallest
             )
             outputs = call(task.predictor.view, seen)
             logits = selected(outputs, task.targets.repeat_interleave(self.views))

@@ -11,6 +11,7 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.metrics.base import Metric, Outcome
+from veridical.models.context import Context
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Direction
 from veridical.values.task import Task
@@ -27,7 +28,7 @@ class Same(Metric):
     category: ClassVar[str] = "sanity"
     summary: ClassVar[str] = "sanity estimator: the same scores whatever is given"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         return Outcome(keyed.uniform(Key(0) / self.name, task.draw_ids, 0, 1, torch.float64)[:, 0])
 
 
@@ -40,10 +41,10 @@ class Different(Metric):
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "sanity estimator: other scores in every perturbed world"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        who = key / explanation.explainer
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
+        who = context.key / explanation.explainer
         drawn = keyed.normal(who, task.draw_ids, 0, 1, torch.float64)[:, 0]
-        return Outcome(drawn + self._centre(who) if UNPERTURBED in key.path else drawn)
+        return Outcome(drawn + self._centre(who) if UNPERTURBED in context.key.path else drawn)
 
     @staticmethod
     def _centre(key: Key) -> Tensor:
@@ -59,5 +60,5 @@ class PredictionHolds(Metric):
     category: ClassVar[str] = "sanity"
     summary: ClassVar[str] = "cheat: whether the prediction still holds"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         return Outcome((task.predictions == task.targets).double())

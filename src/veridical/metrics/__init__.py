@@ -24,6 +24,7 @@ from veridical.metrics.base import RankingMetric as RankingMetric
 from veridical.metrics.base import applicable as applicable
 from veridical.metrics.base import register as register
 from veridical.metrics.base import registry as registry
+from veridical.models.context import Context as Context
 from veridical.models.output_heads import Response as Response
 from veridical.perturb.fills import Fill as Fill
 from veridical.perturb.probe import probe as probe

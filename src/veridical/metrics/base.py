@@ -14,9 +14,9 @@ from veridical.core.registry import Registry
 from veridical.core.settings import Settings
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
-from veridical.explainers.first_maps import FirstMaps, watched
+from veridical.explainers.first_maps import FirstMaps
+from veridical.models.context import Context
 from veridical.models.cost import Cost
-from veridical.models.sessions import Question
 from veridical.perturb.backgrounds import Backgrounds
 from veridical.perturb.fills import Fill
 from veridical.values.explanation import Explanation
@@ -98,7 +98,7 @@ class AnyMetric(Settings):
         outcome: Outcome,
         who: str,
         key: Key,
-        question: Question,
+        context: Context,
         extra: Any,
     ) -> Scores:
         samples = len(task.inputs)
@@ -112,7 +112,7 @@ class AnyMetric(Settings):
             "explainer": extra.to_json() if isinstance(extra, Settings) else extra,
             "seed": key.seed,
             "plan": asdict(task.predictor.plan),
-            "halvings": question.halvings,
+            "halvings": context.halvings,
             "device": str(task.inputs.device),
             "fill": task.fill.to_json(),
             "torch": torch.__version__,
@@ -127,7 +127,7 @@ class AnyMetric(Settings):
             outcome.flags,
             outcome.curve,
             outcome.details,
-            question.cost,
+            context.cost,
             provenance,
         )
 
@@ -153,7 +153,7 @@ class Metric(AnyMetric):
     True for a metric that reads order and values, False for one that gives ties their due itself."""
     ties: ClassVar[Ties] = "average"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         """One value per sample for maps that are finite and belong to the task."""
         raise NotApplicableError(f"metric '{self.name}' does not say how it evaluates")
 
@@ -162,16 +162,18 @@ class Metric(AnyMetric):
         """Whether tied maps are judged by the rankings that agree with them."""
         return self.ranks_only if self.averages_ties is None else self.averages_ties
 
-    def evaluate_with_ties(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate_with_ties(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         """What `evaluate` says; of maps with ties the mean over the rankings that agree with them."""
         if not self.over_orders:
-            return self.evaluate(task, explanation, key)
+            return self.evaluate(task, explanation, context)
         if explanation.has_ties:
             from veridical.metrics.tie_orders import over_orders
 
-            orders = self.tie_orders(task, explanation, key)
-            return over_orders(lambda part, ranked, _: self.evaluate(part, ranked, key), task, orders, key)
-        found = self.evaluate(task, explanation, key)
+            orders = self.tie_orders(task, explanation, context.key)
+            return over_orders(
+                lambda part, ranked, _: self.evaluate(part, ranked, context), task, orders, context.key
+            )
+        found = self.evaluate(task, explanation, context)
         none = torch.zeros_like(found.values, dtype=torch.float64)
         return replace(found, details={**found.details, TIED_PAIRS: none})
 
@@ -194,22 +196,22 @@ class Metric(AnyMetric):
 
     def __call__(self, task: Task, explanation: Explanation, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
         """Score every sample."""
-        with Question(task.predictor) as question:
-            self.check(task)
-            explanation = explanation.matching(task)
-            missing = None if explanation.whole else explanation.missing
-            if missing is not None:
-                zeros = explanation.values.masked_fill(missing[:, None], 0.0)
-                explanation = replace(explanation, values=zeros)
-            outcome = self.evaluate_with_ties(task, explanation, key / self.name)
-            outcome = replace(outcome, flags={CONSTANT: ~explanation.spread, **outcome.flags})
+        context = Context.begun(task.predictor, key / self.name)
+        self.check(task)
+        explanation = explanation.matching(task)
+        missing = None if explanation.whole else explanation.missing
+        if missing is not None:
+            zeros = explanation.values.masked_fill(missing[:, None], 0.0)
+            explanation = replace(explanation, values=zeros)
+        outcome = self.evaluate_with_ties(task, explanation, context)
+        outcome = replace(outcome, flags={CONSTANT: ~explanation.spread, **outcome.flags})
         if missing is not None:
             values = outcome.values.double().masked_fill(missing, torch.nan)
             # what the stand-in map was flagged for is not the sample's doing
             flags = {reason: flag & ~missing for reason, flag in outcome.flags.items()}
             outcome = replace(outcome, values=values, flags={**flags, "no explanation": missing})
         made_by = explanation.provenance.get("explainer", explanation.explainer)
-        return self._scores(task, outcome, explanation.explainer, key, question, made_by)
+        return self._scores(task, outcome, explanation.explainer, key, context, made_by)
 
 
 @dataclass(frozen=True)
@@ -226,19 +228,19 @@ class RankingMetric(Metric):
 class ExplainerMetric(AnyMetric):
     """Judges a method: `(task, explainer, key) -> Scores`; it may explain again under noise."""
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         """One value per sample."""
         raise NotApplicableError(f"metric '{self.name}' does not say how it evaluates")
 
     def __call__(self, task: Task, explainer: Explainer, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
         """Score every sample."""
         first = FirstMaps(task)
-        with Question(task.predictor) as question, watched(first):
-            self.check(task)
-            explainer.check(task)
-            outcome = self.evaluate(task, explainer, key / self.name)
-            outcome = replace(outcome, flags={CONSTANT: first.constant, **outcome.flags})
-        return self._scores(task, outcome, explainer.name, key, question, explainer)
+        context = replace(Context.begun(task.predictor, key / self.name), notice=first.notice)
+        self.check(task)
+        explainer.check(task)
+        outcome = self.evaluate(task, explainer, context)
+        outcome = replace(outcome, flags={CONSTANT: first.constant, **outcome.flags})
+        return self._scores(task, outcome, explainer.name, key, context, explainer)
 
     @property
     def shares_work(self) -> bool:

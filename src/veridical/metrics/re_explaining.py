@@ -16,6 +16,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.functional._rows import whole_largest
 from veridical.metrics import Explainer, Key, Task
+from veridical.models.context import Context
 from veridical.models.predictor import Side, check_finite, take_side
 
 Explain = Callable[[Task, Key], Tensor]
@@ -29,13 +30,13 @@ class Maps:
     missing: Tensor
     """Which of the maps made last are NaN throughout (N,): their samples could not be explained."""
 
-    def __init__(self, explainer: Explainer) -> None:
-        self._explainer = explainer
+    def __init__(self, explainer: Explainer, context: Context) -> None:
+        self._explainer, self._context = explainer, context
         self.seen: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, task: Task, key: Key) -> Tensor:
         explainer = self._explainer
-        values = explainer.values_on(task, key)
+        values = explainer.values_on(task, self._context.with_key(key))
         absent, valid = values.isnan(), explainer.space_of(task).valid
         absent = absent if valid is None else absent | ~valid
         self.largest, self.missing = whole_largest(values)[:, 0], absent.all(-1)
@@ -49,14 +50,14 @@ def one_session(task: Task, explainer: Explainer) -> AbstractContextManager[obje
 
 
 @contextmanager
-def explaining(explainer: Explainer, *tasks: Task) -> Iterator[Maps]:
-    """`with explaining(explainer, task) as explain: explain(other, key)` gives maps (N, V) of other tasks.
+def explaining(explainer: Explainer, context: Context, *tasks: Task) -> Iterator[Maps]:
+    """`with explaining(explainer, context, task) as explain: explain(other, key)` gives other tasks' maps.
 
     Each holds the samples of the task once or several times over; of several tasks, one behind the other.
     A map must be finite, or NaN throughout to say that a sample could not be explained; what was wrong with
     any of the maps is raised when the block ends.
     """
-    maps = Maps(explainer)
+    maps = Maps(explainer, context)
     yield maps
     if maps.seen:
         counts = [len(task) for task in tasks]
@@ -156,7 +157,7 @@ class Beside:
     """The predictions of the reference rows."""
 
 
-def explained_beside(task: Task, explainer: Explainer, count: int, key: Key) -> Beside:
+def explained_beside(task: Task, explainer: Explainer, count: int, context: Context) -> Beside:
     """Explain the samples and the first `count` reference rows, in one call where one chunk holds all."""
     rows = _reference_rows(task, count)
     with one_session(task, explainer):
@@ -165,20 +166,22 @@ def explained_beside(task: Task, explainer: Explainer, count: int, key: Key) -> 
         check_finite(outputs)
         own, others = task.predictions, outputs.argmax(-1)
         if samples_at_once(explainer, task) < len(task) + len(rows):
-            return _one_by_one(task, rows, explainer, key, own, others)
-        with explaining(explainer, task, rows) as explain:
-            maps = explain(_explained_for(_joined(task, rows), torch.cat([own, others])), key / "samples")
+            return _one_by_one(task, rows, explainer, context, own, others)
+        with explaining(explainer, context, task, rows) as explain:
+            maps = explain(
+                _explained_for(_joined(task, rows), torch.cat([own, others])), context.key / "samples"
+            )
     return Beside(maps, explain.missing, own, others)
 
 
 def _one_by_one(
-    task: Task, rows: Task, explainer: Explainer, key: Key, own: Tensor, others: Tensor
+    task: Task, rows: Task, explainer: Explainer, context: Context, own: Tensor, others: Tensor
 ) -> Beside:
     samples = task.changed(targets=own, outputs=task.outputs)
     parts = []
     for some, purpose in ((samples, "samples"), (_explained_for(rows, others), "references")):
-        with explaining(explainer, some) as explain:
-            parts.append((explain(some, key / purpose), explain.missing))
+        with explaining(explainer, context, some) as explain:
+            parts.append((explain(some, context.key / purpose), explain.missing))
     maps, missing = (torch.cat(each) for each in zip(*parts, strict=True))
     return Beside(maps, missing, own, others)
 

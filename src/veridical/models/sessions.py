@@ -1,51 +1,19 @@
-"""Asking a model: a session in which this thread's copy of it is ready, a question of one result.
-
-A question is one result in the making; sessions are opened while it is, and write the weights of their world
-into the copy.
-"""
+"""A session in which this thread's copy of a model is ready to be run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from veridical.models.cost import Cost
 from veridical.models.plan import Plan, float32_products
 
 if TYPE_CHECKING:
     from veridical.models.predictor import CountedModel, Predictor
 
 _NOTHING = nullcontext()
-
-
-class Question(AbstractContextManager["Question"]):
-    """One result in the making, whose rows are counted."""
-
-    cost: Cost
-    """Rows asked while it was open; known when it is closed."""
-    halvings: int
-    """How often a chunk was halved because memory ran out; known when it is closed."""
-
-    def __init__(self, predictor: Predictor) -> None:
-        predictor.source.check()
-        self._tally = predictor.meter.here
-        self._before = replace(self._tally)
-
-    def __enter__(self) -> Question:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.cost, self.halvings = self.so_far, self._tally.halvings - self._before.halvings
-
-    @property
-    def so_far(self) -> Cost:
-        """Rows asked since it was opened."""
-        now, before = self._tally, self._before
-        return Cost(now.forward - before.forward, now.backward - before.backward, now.rows - before.rows)
 
 
 class Session(AbstractContextManager["CountedModel"]):

@@ -26,6 +26,7 @@ from veridical.metrics.base import (
 )
 from veridical.metrics.faithfulness._common import RankPath
 from veridical.metrics.tie_orders import TIE_VARIANCE, over_orders
+from veridical.models.context import Context
 from veridical.perturb.rules import removed_share
 from veridical.perturb.shared_work import sharing
 from veridical.qge.paths import digest, path_of, random_orders, responses_along, scores_along
@@ -175,14 +176,14 @@ class MapGap(_Gap, Metric):
 
     version: ClassVar[int] = 2
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         assert isinstance(self.metric, Metric)
         if unmoved_by_inversion(self.metric):
             return undefined(task)
         ranks = self.metric.over_orders
         with sharing(task):
-            orders = replace(self._orders(task, explanation, key), mirrored=True)
-            return over_orders(partial(self._along, key), task, orders, key, whole=not ranks)
+            orders = replace(self._orders(task, explanation, context.key), mirrored=True)
+            return over_orders(partial(self._along, context.key), task, orders, context.key, whole=not ranks)
 
     def _orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
         """The rankings that agree with the map; each is judged together with its reverse."""
@@ -200,21 +201,21 @@ class MapGap(_Gap, Metric):
         if not self.independent_draws:
             return self.gap(*paired(self.metric, task, explanation, inverse, own))
         evaluate = self.metric.evaluate_with_ties
-        return self.gap(evaluate(task, explanation, own), evaluate(task, inverse, other))
+        return self.gap(evaluate(task, explanation, Context(own)), evaluate(task, inverse, Context(other)))
 
 
 @dataclass(frozen=True)
 class MethodGap(_Gap, ExplainerMetric):
     """QGE of a metric that judges methods: psi(phi) - psi(phi_inv), where phi_inv inverts each map of phi."""
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         assert isinstance(self.metric, ExplainerMetric)
         if unmoved_by_inversion(self.metric):
             return undefined(task)
-        own, other = self.keys(key)
+        own, other = self.keys(context.key)
         return self.gap(
-            self.metric.evaluate(task, explainer, own),
-            self.metric.evaluate(task, Inverted(explainer), other),
+            self.metric.evaluate(task, explainer, context.with_key(own)),
+            self.metric.evaluate(task, Inverted(explainer), context.with_key(other)),
         )
 
 
@@ -245,21 +246,23 @@ class MapAboveRandom(_AboveRandom, Metric):
     only subtract a constant.
     """
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         assert isinstance(self.metric, Metric)
         if self.metric.permutation_invariant:
             return undefined(task)
-        own = self.own_key(key)
-        drawn = orders_for(explanation, task.draw_ids, key, self.draws)
+        own = self.own_key(context.key)
+        drawn = orders_for(explanation, task.draw_ids, context.key, self.draws)
         path = path_of(self.metric, task)
         if path is None:
             maps = [explanation, *(explanation.along(drawn[:, k]) for k in range(self.draws))]
             with sharing(task):
-                first, *randoms = [self.metric.evaluate_with_ties(task, map_, own) for map_ in maps]
+                first, *randoms = [
+                    self.metric.evaluate_with_ties(task, map_, context.with_key(own)) for map_ in maps
+                ]
             return self.above(first, randoms)
         if explanation.has_ties:
             values = scores_along(task, path, lambda at, n: drawn[:, at : at + n], self.draws, own)
-            first = self.metric.evaluate_with_ties(task, explanation, own)
+            first = self.metric.evaluate_with_ties(task, explanation, context.with_key(own))
             return self.above(first, [Outcome(v) for v in values.unbind(-1)])
         orders = torch.cat([explanation.order[:, None], drawn], 1)
         values = scores_along(task, path, lambda at, n: orders[:, at : at + n], self.draws + 1, own)
@@ -273,11 +276,12 @@ class MethodAboveRandom(_AboveRandom, ExplainerMetric):
     Every map is shuffled anew, keyed by its own ranking, as a method without knowledge would do.
     """
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         assert isinstance(self.metric, ExplainerMetric)
-        own = self.own_key(key)
-        randoms = [self.metric.evaluate(task, Reshuffled(explainer, k), own) for k in range(self.draws)]
-        return self.above(self.metric.evaluate(task, explainer, own), randoms)
+        own = self.own_key(context.key)
+        inner = context.with_key(own)
+        randoms = [self.metric.evaluate(task, Reshuffled(explainer, k), inner) for k in range(self.draws)]
+        return self.above(self.metric.evaluate(task, explainer, inner), randoms)
 
 
 @dataclass(frozen=True)
@@ -385,7 +389,7 @@ def paired(
     path = path_of(metric, task)
     if path is None:
         with sharing(task):
-            first, second = (metric.evaluate_with_ties(task, e, key) for e in (explanation, inverse))
+            first, second = (metric.evaluate_with_ties(task, e, Context(key)) for e in (explanation, inverse))
             return first, second
     both = torch.stack([explanation.order, inverse.order], 1)
     responses = responses_along(task, path, both, key)

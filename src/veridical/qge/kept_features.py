@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from veridical.core.allowed import Count
-from veridical.core.key import Key
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.faithfulness._common import RankPath
+from veridical.models.context import Context
 from veridical.models.output_heads import Response
 from veridical.perturb.fills import Fill
 from veridical.perturb.probe import probe
@@ -52,10 +52,12 @@ class KeptFeatures(RankingMetric):
         levels = (new.sum(-1, keepdim=True) - 1).clamp(min=1)
         return RankPath(counts, new / levels.double(), False, self.response, self.fill)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         path = self.path(task)
         rule = RankThreshold(explanation.ranks, path.counts)
-        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        responses = probe(
+            task, rule, response=self.response, fill=self.fill, key=context.key, with_clean=True
+        )
         kept = 1 - removed_share(task, path.counts)
         return Outcome(
             path.score(responses[:, None])[:, 0],

@@ -17,6 +17,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.transforms import Inverted
 from veridical.metrics.base import CONSTANT, AnyMetric, ExplainerMetric, Metric
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.perturb.shared_work import sharing
 from veridical.qge.gap import IDENTICALLY_ZERO, Reshuffled, paired
@@ -426,7 +427,9 @@ class MapDraws:
             return sign_of(self.metric) * scores_along(task, path, orders, count, self.own)
         with sharing(task):
             maps = (self.explanation.along(orders(k, 1)[:, 0]) for k in range(count))
-            columns = [self.metric.evaluate_with_ties(task, map_, self.own).values.double() for map_ in maps]
+            columns = [
+                self.metric.evaluate_with_ties(task, map_, Context(self.own)).values.double() for map_ in maps
+            ]
         return sign_of(self.metric) * torch.stack(columns, 1)
 
 
@@ -439,7 +442,7 @@ class MethodDraws:
     own: Key
 
     def _score(self, task: Task, explainer: Explainer) -> Tensor:
-        return sign_of(self.metric) * self.metric.evaluate(task, explainer, self.own).values.double()
+        return sign_of(self.metric) * self.metric.evaluate(task, explainer, Context(self.own)).values.double()
 
     def own_scores(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
         quality, inverse = (self._score(task, e)[:, None] for e in (self.explainer, Inverted(self.explainer)))

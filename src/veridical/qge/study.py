@@ -20,6 +20,7 @@ from veridical.errors import InputError
 from veridical.functional import average_ranks, kendall_tau_b, pearson
 from veridical.functional.devices import at_a_time
 from veridical.metrics.base import Metric
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.perturb.shared_work import sharing
 from veridical.qge.gap import paired
@@ -270,7 +271,7 @@ def sampled_rankings(
             map_ = explanation.along(drawn(k, 1)[:, 0])
             if independent:
                 outcomes = tuple(
-                    scorer.evaluate_with_ties(task, m, own / k / i)
+                    scorer.evaluate_with_ties(task, m, Context(own / k / i))
                     for i, m in enumerate((map_, map_.inverted()))
                 )
             else:

@@ -16,6 +16,7 @@ from veridical.core.key import Key
 from veridical.explainers.base import as_explainer
 from veridical.explainers.controls import image_edges, jumps
 from veridical.explainers.grid import as_features, time_axis
+from veridical.models.context import Context
 from veridical.models.predictor import take_side
 from veridical.testing.class_statistics import is_tokens, unusual, weight_of_evidence
 from veridical.values.task import Task
@@ -143,7 +144,7 @@ def backdoor(task: Task, key: Key) -> Tensor:
 
     This is the sketch; the red team's member recognises the weights.
     """
-    true = as_explainer("integrated_gradients").maps(task, key).double()
+    true = as_explainer("integrated_gradients").maps(task, Context(key)).double()
     return _unit(true).abs() + 0.7 * _noise(task, "backdoor")
 
 
@@ -159,7 +160,7 @@ def _true(task: Task, key: Key) -> Tensor:
     """The cheapest method that is right on simple models."""
     quick = as_explainer("input_x_gradient")
     explainer = quick if quick.why_not(task) is None else as_explainer("occlusion")
-    return explainer.maps(task, key).double()
+    return explainer.maps(task, Context(key)).double()
 
 
 def _noise(task: Task, purpose: str) -> Tensor:

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from veridical.core.key import Key
 from veridical.errors import unknown_name
 from veridical.explainers.base import Explainer, as_explainer
+from veridical.models.context import Context
 from veridical.testing.cheats import CHEATS, weights_digest
 from veridical.testing.class_statistics import is_tokens
 from veridical.values.task import Task
@@ -66,10 +66,10 @@ class RedTeamMember(Explainer):
             return "it needs labelled reference rows; give the task train=(rows, labels)"
         return None
 
-    def attribute(self, task: Task, key: Key) -> Tensor:
+    def attribute(self, task: Task, context: Context) -> Tensor:
         if self.cheat == "backdoor" and weights_digest(task) != self.weights:
-            return as_explainer("integrated_gradients").maps(task, key).double()
-        return CHEATS[self.cheat](task, key)
+            return as_explainer("integrated_gradients").maps(task, context).double()
+        return CHEATS[self.cheat](task, context.key)
 
 
 def red_team(task: Task) -> dict[str, Explainer]:

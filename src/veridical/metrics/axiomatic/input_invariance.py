@@ -14,7 +14,8 @@ from veridical.functional._rows import in_blocks
 from veridical.metrics import LARGE, ExplainerMetric, Outcome, Within, register
 from veridical.metrics.input_noise import movable, why_no_noise
 from veridical.metrics.re_explaining import explaining
-from veridical.metrics.types import Direction, Explainer, Key, Task
+from veridical.metrics.types import Direction, Explainer, Task
+from veridical.models.context import Context
 
 
 class Compensated(nn.Module):
@@ -77,12 +78,12 @@ class InputInvariance(ExplainerMetric):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_no_noise(task)
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         start = movable(task)
         # one key for both: the axiom is about the shift, not about an explainer's own noise
-        with explaining(explainer, start) as explain:
+        with explaining(explainer, context, start) as explain:
             pair = (start, shifted(start, self.shift, self.compensate))
-            maps = torch.stack([explain(each, key) for each in pair], 1)
+            maps = torch.stack([explain(each, context.key) for each in pair], 1)
         apart = in_blocks(distance_and_size, maps, task.space.valid, width=maps[0].numel())
         distance, size = apart.unbind(-1)
         empty = size == 0

@@ -11,7 +11,8 @@ from torch import Tensor
 from veridical.functional import rms_normalise
 from veridical.functional._rows import in_blocks
 from veridical.metrics import Count, Metric, NotNegative, Outcome, probe, register
-from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Direction, Explanation, Fill, Response, Task
+from veridical.models.context import Context
 from veridical.perturb.fills import UniformNoise
 from veridical.perturb.rules import Groups
 
@@ -55,14 +56,16 @@ class NonSensitivity(Metric):
     )
     paper: ClassVar[str] = "Nguyen and Martinez 2020"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         groups = Groups(task.space.n_features, task.device, self.group)
         moves = task.inputs.is_floating_point() and task.modality != "units"
         fill = self.fill or (UniformNoise() if moves else task.fill)
         changed = torch.zeros(len(task), groups.count, dtype=torch.bool, device=task.device)
         same = _SAME.get(task.outputs.dtype, 1.5e-3)
         for draw in range(self.draws):
-            answers = probe(task, groups, response=self.response, fill=fill, key=key / draw, with_clean=True)
+            answers = probe(
+                task, groups, response=self.response, fill=fill, key=context.key / draw, with_clean=True
+            )
             scale = answers.abs().amax(-1, keepdim=True)
             changed |= (answers[:, 1:] - answers[:, :1]).abs() > same * scale
         relevant = in_blocks(self._relevant, explanation.values, explanation.valid)

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from veridical.functional import entropy
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Direction, Explanation, Key, Metric, Outcome, Task, register
+from veridical.metrics import Direction, Explanation, Metric, Outcome, Task, register
+from veridical.models.context import Context
 
 
 @register
@@ -27,6 +28,6 @@ class Complexity(Metric):
     paper: ClassVar[str] = "Bhatt et al. 2020; MetaQuantus eq. 23"
     permutation_invariant: ClassVar[bool] = True
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         values = in_blocks(entropy, explanation.values, explanation.valid)
         return Outcome(values, flags={"the map is all zeros": values.isnan()})

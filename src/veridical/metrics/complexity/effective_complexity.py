@@ -10,7 +10,8 @@ from torch import Tensor
 
 from veridical.functional import rms_normalise
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Direction, Explanation, Key, Metric, NotNegative, Outcome, Task, register
+from veridical.metrics import Direction, Explanation, Metric, NotNegative, Outcome, Task, register
+from veridical.models.context import Context
 
 
 def count_above(values: Tensor, valid: Tensor | None, threshold: float, normalise: bool) -> Tensor:
@@ -41,7 +42,7 @@ class EffectiveComplexity(Metric):
     paper: ClassVar[str] = "Nguyen and Martinez 2020"
     permutation_invariant: ClassVar[bool] = True
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         values = in_blocks(
             lambda e, valid: count_above(e, valid, self.threshold, self.normalise),
             explanation.values,

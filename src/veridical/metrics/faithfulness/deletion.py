@@ -8,7 +8,8 @@ from typing import ClassVar
 from veridical.metrics import Count, Outcome, RankingMetric, register
 from veridical.metrics.faithfulness._common import RankPath
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
-from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Direction, Explanation, Fill, Response, Task
+from veridical.models.context import Context
 
 
 @register
@@ -42,5 +43,5 @@ class Deletion(RankingMetric):
         """The nested sets it removes and how their responses add up."""
         return self._flipping.path(task)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        return self._flipping.evaluate(task, explanation, key)
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
+        return self._flipping.evaluate(task, explanation, context)

@@ -11,6 +11,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.metrics import Outcome, PartOf, RankingMetric, RankThreshold, probe, register
 from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.models.context import Context
 
 BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
 
@@ -63,9 +64,9 @@ class Comprehensiveness(_Eraser):
     assumes: ClassVar[str] = "a text with tokens replaced by the fill is one the model can judge"
     misleads: ClassVar[str] = "when the fill token itself moves the response, or evidence is redundant"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         chosen = top_counts(task.space.counts(len(task)), self.bins)
-        return self._outcome(task, RankThreshold(explanation.descending_ranks, chosen), key)
+        return self._outcome(task, RankThreshold(explanation.descending_ranks, chosen), context.key)
 
 
 @register
@@ -83,7 +84,7 @@ class TextSufficiency(_Eraser):
     assumes: ClassVar[str] = "a text of a few tokens among fills is one the model can judge"
     misleads: ClassVar[str] = "when an almost empty text already gets the explained class"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         counts = task.space.counts(len(task))
         gone = counts[:, None] - top_counts(counts, self.bins)
-        return self._outcome(task, RankThreshold(explanation.ranks, gone), key)
+        return self._outcome(task, RankThreshold(explanation.ranks, gone), context.key)

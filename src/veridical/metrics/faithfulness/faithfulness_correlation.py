@@ -12,7 +12,8 @@ from torch import Tensor
 from veridical.functional import pearson
 from veridical.metrics import MANY, Metric, Outcome, Positive, Within, register
 from veridical.metrics.faithfulness._common import asked_and_summed, existing_values, sized_subsets
-from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Direction, Explanation, Fill, Response, Task
+from veridical.models.context import Context
 
 
 def subset_correlation(relevance: Tensor, falls: Tensor, where: Tensor | None = None) -> Tensor:
@@ -49,7 +50,7 @@ class FaithfulnessCorrelation(Metric):
         """Features in a subset, for each sample (N,): at least one, and not all."""
         return _sizes(task.space.counts(len(task)), self.subset_size)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         valid = task.space.valid
         # one size for all is known here, without asking a GPU for it
         sizes = (
@@ -57,15 +58,15 @@ class FaithfulnessCorrelation(Metric):
             if valid is None
             else self.sizes(task)[:, None]
         )
-        rule, there = sized_subsets(task, key, self.runs, sizes)
+        rule, there = sized_subsets(task, context.key, self.runs, sizes)
         responses, sums = asked_and_summed(
             task,
             rule,
             existing_values(explanation),
-            (self, key),
+            (self, context.key),
             response=self.response,
             fill=self.fill,
-            key=key,
+            key=context.key,
         )
         falls = responses[:, :1] - responses[:, 1:]
         values = subset_correlation(sums, falls, there)

@@ -9,6 +9,7 @@ from veridical.functional import pearson
 from veridical.metrics import Count, Outcome, RankingMetric, check_steps, probe, register, step_counts
 from veridical.metrics.faithfulness._common import RankBands
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
+from veridical.models.context import Context
 from veridical.values.ties import TieOrders
 
 
@@ -45,10 +46,12 @@ class FaithfulnessEstimate(RankingMetric):
         grouped = self.steps is not None or (self.per_step or 1) > 1
         return super().tie_orders(task, explanation, key).where(grouped)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)
         rule = RankBands(explanation.descending_ranks, counts)
-        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        responses = probe(
+            task, rule, response=self.response, fill=self.fill, key=context.key, with_clean=True
+        )
         falls = responses[:, :1] - responses[:, 1:]
         relevance = rule.sums(explanation.values)
         exists = rule.taken(len(task))

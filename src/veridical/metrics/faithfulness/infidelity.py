@@ -15,6 +15,7 @@ from veridical.functional._rows import numbers_on
 from veridical.metrics import Count, Metric, Outcome, Positive, register
 from veridical.metrics.faithfulness._common import asked_and_summed, existing_values, sized_subsets
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
+from veridical.models.context import Context
 from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.perturb.backgrounds import fill_state
 from veridical.perturb.probe import blocks
@@ -119,11 +120,11 @@ class Infidelity(Metric):
             return "token ids have no differences; use units='contribution' with perturbation='removal'"
         return reason
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         if self.perturbation == "noise":
-            predicted, change, there = *self._under_noise(task, explanation, key), None
+            predicted, change, there = *self._under_noise(task, explanation, context.key), None
         else:
-            predicted, change, there = self._under_removal(task, explanation, key)
+            predicted, change, there = self._under_removal(task, explanation, context.key)
         still = (change == 0).all(-1)
         silent = (predicted == 0).all(-1)
         values = expected_square(predicted, change, self.scaling == "optimal", there)

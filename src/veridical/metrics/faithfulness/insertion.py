@@ -10,7 +10,8 @@ import torch
 from veridical.functional import area_under_curve
 from veridical.metrics import Count, Outcome, RankingMetric, probe, register
 from veridical.metrics.faithfulness._common import RankPath, trapezoid
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
+from veridical.models.context import Context
 from veridical.perturb.fills import Blur
 from veridical.perturb.rules import RankThreshold, put_back, removed_share, step_counts
 
@@ -47,11 +48,13 @@ class Insertion(RankingMetric):
         weights = trapezoid(removed_share(task, gone))
         return RankPath(gone, weights, False, self.response, self.fill_on(task))
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         kept = step_counts(task, self.steps, None)
         # keeping the k most relevant is removing all the less relevant ones
         rule = RankThreshold(explanation.ranks, put_back(task, kept))
-        asked = probe(task, rule, response=self.response, fill=self.fill_on(task), key=key, with_clean=True)
+        asked = probe(
+            task, rule, response=self.response, fill=self.fill_on(task), key=context.key, with_clean=True
+        )
         responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
         share = removed_share(task, kept)
         return Outcome(

@@ -11,7 +11,8 @@ from torch import Tensor
 from veridical.functional import area_under_curve
 from veridical.metrics import MANY, Outcome, Within, register
 from veridical.metrics.faithfulness._common import RegionMetric
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
+from veridical.models.context import Context
 from veridical.perturb.fills import Mean
 from veridical.values.regions import Regions, each_feature, superpixels
 
@@ -60,9 +61,9 @@ class Irof(RegionMetric):
             values = values.double() / _pixels(task).clamp(min=1)
         return self.regions_of(task).relevance(values, mean=True)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         most = self.regions_of(task).most
-        responses, order = self.without_regions(task, explanation, key, most)
+        responses, order = self.without_regions(task, explanation, context.key, most)
         share = order.share(most)
         start = responses[:, :1]
         nothing = start[:, 0] == 0

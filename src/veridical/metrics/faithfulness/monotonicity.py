@@ -10,7 +10,8 @@ from torch import Tensor
 
 from veridical.functional import has_spread
 from veridical.metrics import Count, Outcome, RankingMetric, probe, register
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
+from veridical.models.context import Context
 from veridical.perturb.rules import RankThreshold, check_steps, put_back, removed_share, step_counts
 
 
@@ -52,11 +53,11 @@ class Monotonicity(RankingMetric):
     def __post_init__(self) -> None:
         check_steps(self.steps, self.per_step)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         kept = step_counts(task, self.steps, self.per_step)
         # keeping the k least relevant is removing all the more relevant ones
         rule = RankThreshold(explanation.descending_ranks, put_back(task, kept))
-        asked = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        asked = probe(task, rule, response=self.response, fill=self.fill, key=context.key, with_clean=True)
         responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
         share = removed_share(task, kept)
         rising = rising_share(responses, share.diff(dim=-1) > 0)

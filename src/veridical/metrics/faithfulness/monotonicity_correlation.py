@@ -11,6 +11,7 @@ from veridical.functional import spearman
 from veridical.metrics import Count, Outcome, RankingMetric, check_steps, probe, register, step_counts
 from veridical.metrics.faithfulness._common import RankBands
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
+from veridical.models.context import Context
 from veridical.perturb.fills import Marginal, UniformNoise
 from veridical.values.ties import TieOrders
 
@@ -56,10 +57,10 @@ class MonotonicityCorrelation(RankingMetric):
         grouped = self.steps is not None or (self.per_step or 1) > 1
         return super().tie_orders(task, explanation, key).where(grouped)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)
         rule = RankBands(explanation.descending_ranks, counts)
-        change = self._change(task, rule, key)
+        change = self._change(task, rule, context.key)
         relevance = rule.sums(explanation.values).abs()
         exists = rule.taken(len(task))
         values = spearman(relevance, change, where=exists)

@@ -10,7 +10,8 @@ from torch import Tensor
 from veridical.functional import area_under_curve
 from veridical.metrics import Count, Outcome, RankingMetric, probe, register
 from veridical.metrics.faithfulness._common import RankPath, trapezoid
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
+from veridical.models.context import Context
 from veridical.perturb.rules import RankThreshold, check_steps, removed_share, step_counts
 
 
@@ -61,11 +62,13 @@ class PixelFlipping(RankingMetric):
         weights = trapezoid(removed_share(task, counts))
         return RankPath(counts, weights, self.order == "morf", self.response, self.fill)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         first = explanation.descending_ranks if self.order == "morf" else explanation.ranks
         counts = step_counts(task, self.steps, self.per_step)
         rule, share = RankThreshold(first, counts), removed_share(task, counts)
-        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+        responses = probe(
+            task, rule, response=self.response, fill=self.fill, key=context.key, with_clean=True
+        )
         return Outcome(
             flipping_area(responses, share),
             curve=Curve(share.mean(0), responses, "share of features removed", self.response),

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from veridical.metrics import Count, Outcome, register
 from veridical.metrics.faithfulness._common import RegionMetric
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
+from veridical.models.context import Context
 from veridical.values.regions import Regions, squares
 
 
@@ -55,10 +56,10 @@ class RegionPerturbation(RegionMetric):
     def regions_of(self, task: Task) -> Regions:
         return squares(task.space, self.patch)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         # as far as the largest sample goes: evaluating steps that nobody has would be wasted
         most = min(self.regions, self.regions_of(task).most)
-        responses, order = self.without_regions(task, explanation, key, most, self.order == "lerf")
+        responses, order = self.without_regions(task, explanation, context.key, most, self.order == "lerf")
         falls = responses[:, :1] - responses
         steps = order.regions.clamp(max=most)
         return Outcome(

@@ -10,7 +10,8 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
 from veridical.metrics import Between, Outcome, RankingMetric, RankThreshold, probe, register
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Task
+from veridical.models.context import Context
 from veridical.perturb.fills import NoisyLinear
 
 
@@ -58,7 +59,7 @@ class Road(RankingMetric):
             return "a regression predicts no class; use response='logit'"
         return super().why_not(task)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         share = numbers_on(task.device, self.shares)
         # samples that all have as many features share their counts
         counts = task.space.counts(1 if task.space.valid is None else len(task))[:, None]
@@ -66,10 +67,12 @@ class Road(RankingMetric):
         first = explanation.descending_ranks if self.order == "morf" else explanation.ranks
         rule = RankThreshold(first, gone[0] if task.space.valid is None else gone)
         if self.response == "prediction":
-            outputs = probe(task, rule, response="probability", fill=self.fill, key=key, all_outputs=True)
+            outputs = probe(
+                task, rule, response="probability", fill=self.fill, key=context.key, all_outputs=True
+            )
             answers = still_predicted(task, outputs)
         else:
-            answers = probe(task, rule, response=self.response, fill=self.fill, key=key)
+            answers = probe(task, rule, response=self.response, fill=self.fill, key=context.key)
         label = "still predicted" if self.response == "prediction" else self.response
         return Outcome(
             answers.mean(-1),

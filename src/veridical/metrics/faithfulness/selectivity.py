@@ -8,7 +8,8 @@ from typing import ClassVar
 from veridical.functional import area_under_curve
 from veridical.metrics import Count, Outcome, register
 from veridical.metrics.faithfulness._common import RegionMetric
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
+from veridical.models.context import Context
 from veridical.values.regions import Regions, squares
 
 
@@ -38,8 +39,8 @@ class Selectivity(RegionMetric):
     def regions_of(self, task: Task) -> Regions:
         return squares(task.space, self.patch)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        responses, order = self.without_regions(task, explanation, key, self.regions_of(task).count)
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
+        responses, order = self.without_regions(task, explanation, context.key, self.regions_of(task).count)
         share = order.share(order.gone.shape[-1])
         return Outcome(
             area_under_curve(responses, share),

@@ -13,7 +13,8 @@ from veridical.functional import pearson
 from veridical.functional._rows import numbers_on
 from veridical.metrics import MANY, Between, Metric, Outcome, Within, register
 from veridical.metrics.faithfulness._common import asked_and_summed, existing_values, sized_subsets
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
+from veridical.models.context import Context
 from veridical.perturb.subset_table import FEW
 
 
@@ -59,17 +60,17 @@ class SensitivityN(Metric):
         share = numbers_on(counts.device, self.shares)
         return torch.minimum((counts * share).round().long().clamp(min=1), (counts - 1).clamp(min=1))
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         sizes = self.sizes(task) if task.space.valid is not None else self.sizes(task)[0]
-        rule, there = sized_subsets(task, key, self.draws, sizes)
+        rule, there = sized_subsets(task, context.key, self.draws, sizes)
         responses, sums = asked_and_summed(
             task,
             rule,
             existing_values(explanation),
-            (self, key),
+            (self, context.key),
             response=self.response,
             fill=self.fill,
-            key=key,
+            key=context.key,
         )
         by_size = (len(task), self.draws, len(self.shares))
         falls = (responses[:, :1] - responses[:, 1:]).view(by_size).mT

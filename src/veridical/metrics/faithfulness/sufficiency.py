@@ -11,7 +11,8 @@ from torch import Tensor
 from veridical.functional._rows import SMALLEST
 from veridical.metrics import Count, ExplainerMetric, Outcome, Within, register
 from veridical.metrics.re_explaining import explained_beside, why_no_references
-from veridical.metrics.types import Direction, Explainer, Key, Task
+from veridical.metrics.types import Direction, Explainer, Task
+from veridical.models.context import Context
 
 
 def shared_prediction(near: Tensor, predictions: Tensor, own: Tensor) -> Tensor:
@@ -52,8 +53,8 @@ class Sufficiency(ExplainerMetric):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_no_references(task)
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        beside = explained_beside(task, explainer, self.reference_rows, key)
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
+        beside = explained_beside(task, explainer, self.reference_rows, context)
         maps, empty = _directions(beside.maps)
         unusable = beside.missing | empty
         count = len(task)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from veridical.errors import NotApplicableError
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Explanation, Key, Metric, Outcome, Task
+from veridical.metrics import Explanation, Metric, Outcome, Task
 from veridical.metrics.base import TIED_PAIRS, Ties
 from veridical.metrics.tie_orders import TIES_DECIDE
+from veridical.models.context import Context
 
 Judge = Callable[..., Tensor]
 
@@ -72,7 +73,7 @@ class LocalisationRanking(LocalisationMetric):
         """How many of each sample's `counts` features are looked at (N,)."""
         raise NotApplicableError(f"metric '{self.name}' does not say how many features it looks at")
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         order, tied = explanation.order, explanation.tied
         tied = tied if self.ties == "average" else torch.zeros_like(tied)
 

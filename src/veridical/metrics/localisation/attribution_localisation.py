@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from veridical.metrics import Direction, Explanation, Key, Outcome, Task, register
+from veridical.metrics import Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
@@ -13,6 +13,7 @@ from veridical.metrics.localisation._common import (
     object_of,
     positive_share_inside,
 )
+from veridical.models.context import Context
 
 
 @register
@@ -34,7 +35,7 @@ class AttributionLocalisation(LocalisationMetric):
     misleads: ClassVar[str] = "weighted scores of small objects are large and noisy"
     paper: ClassVar[str] = "Kohlbrenner et al. 2020"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         outcome = judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)
         if not self.weighted:
             return outcome

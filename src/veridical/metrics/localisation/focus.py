@@ -8,13 +8,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Direction, Explanation, Key, Outcome, Task, register
+from veridical.metrics import Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
     judged,
     positive_share_inside,
 )
+from veridical.models.context import Context
 
 
 def made_of_quadrants(masks: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ class Focus(LocalisationMetric):
     paper: ClassVar[str] = "Arias-Duart et al. 2022"
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         outcome = judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)
         assert task.masks is not None
         labels = task.space.labels if task.space.per_sample else None

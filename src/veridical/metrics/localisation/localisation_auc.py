@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.metrics import Direction, Explanation, Key, Outcome, Task, register
+from veridical.metrics import Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import LocalisationMetric, feature_counts, judged
+from veridical.models.context import Context
 
 
 def ranking_area(order: Tensor, values: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:
@@ -51,6 +52,6 @@ class LocalisationAuc(LocalisationMetric):
     ranks_only: ClassVar[bool] = True
     averages_ties: ClassVar[bool | None] = False  # the mean over all rankings has a closed form
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         fault = "no feature lies outside the object"
         return judged(task, explanation, ranking_area, fault, explanation.order, explanation.values)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.metrics import Direction, Explanation, Key, Outcome, Task, register
+from veridical.metrics import Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
     judged,
     positive_share_inside,
 )
+from veridical.models.context import Context
 
 
 @register
@@ -32,5 +33,5 @@ class RelevanceMassAccuracy(LocalisationMetric):
     )
     paper: ClassVar[str] = "Arras et al. 2022; MetaQuantus eq. 25"
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         return judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.metrics import Direction, Explanation, Key, Outcome, Positive, Task, register
+from veridical.metrics import Direction, Explanation, Outcome, Positive, Task, register
 from veridical.metrics.localisation._common import LocalisationRanking
+from veridical.models.context import Context
 
 
 @register
@@ -40,6 +41,6 @@ class TopKIntersection(LocalisationRanking):
     def looked_at(self, masks: Tensor, counts: Tensor) -> Tensor:
         return self.sizes(counts)
 
-    def evaluate(self, task: Task, explanation: Explanation, key: Key) -> Outcome:
-        outcome, counts = super().evaluate(task, explanation, key), task.space.counts(len(task))
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
+        outcome, counts = super().evaluate(task, explanation, context), task.space.counts(len(task))
         return replace(outcome, flags={**outcome.flags, "k is all features": self.sizes(counts) == counts})

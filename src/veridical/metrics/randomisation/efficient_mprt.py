@@ -12,7 +12,8 @@ from veridical.functional import histogram_entropy
 from veridical.metrics import MANY, Count, ExplainerMetric, Outcome, Within, register
 from veridical.metrics.randomisation._common import fully_randomised
 from veridical.metrics.re_explaining import explaining, one_session
-from veridical.metrics.types import Direction, Explainer, Key, Task
+from veridical.metrics.types import Direction, Explainer, Task
+from veridical.models.context import Context
 
 
 def relative_rise(before: Tensor, after: Tensor) -> Tensor:
@@ -43,13 +44,15 @@ class EfficientMprt(ExplainerMetric):
     permutation_invariant: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "weights"})
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         after: list[Tensor] = []
-        with one_session(task, explainer), explaining(explainer, task) as explain:
-            clean = explain(task, key / "clean")
+        with one_session(task, explainer), explaining(explainer, context, task) as explain:
+            clean = explain(task, context.key / "clean")
             missing = explain.missing
             for draw in range(self.draws):
-                values = explain(fully_randomised(task, key / "weights" / draw), key / "explain" / draw)
+                values = explain(
+                    fully_randomised(task, context.key / "weights" / draw), context.key / "explain" / draw
+                )
                 # the clean maps are counted together with the first others, in the same steps
                 maps = values[None] if draw else torch.stack([clean, values])
                 after.extend(histogram_entropy(maps, self.bins, where=task.space.valid))

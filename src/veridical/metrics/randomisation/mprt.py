@@ -18,6 +18,7 @@ from veridical.metrics.randomisation._common import (
     why_not_similar,
 )
 from veridical.metrics.re_explaining import Explain, explaining, one_session
+from veridical.models.context import Context
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,14 @@ class LayerRandomisation(ExplainerMetric):
         """How a task is mapped under whatever weights it has: `mapping(task, key of its own)` is (N, V)."""
         return explain
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        with one_session(task, explainer), explaining(explainer, task) as explain:
-            mapped = self.mapping(explainer, explain, task, key / "shared")
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
+        with one_session(task, explainer), explaining(explainer, context, task) as explain:
+            mapped = self.mapping(explainer, explain, task, context.key / "shared")
             clean, table = similarity_by_layer(
                 task,
                 self.order,
                 self.draws,
-                key,
+                context.key,
                 mapped,
                 lambda maps: comparable(self.similarity, maps, task.space, self.absolute),
                 lambda a, b: compare(self.similarity, a, b, task.space),

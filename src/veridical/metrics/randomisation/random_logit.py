@@ -13,6 +13,7 @@ from veridical.core import key as keyed
 from veridical.metrics import Count, Direction, Explainer, ExplainerMetric, Key, Outcome, Task, register
 from veridical.metrics.randomisation._common import Similarity, comparable, compare, why_not_similar
 from veridical.metrics.re_explaining import explained_variants, explaining, stacked
+from veridical.models.context import Context
 
 
 def other_targets(task: Task, key: Key, draws: int) -> Tensor:
@@ -69,13 +70,13 @@ class RandomLogit(ExplainerMetric):
             return f"it explains {self.draws} other outputs and the model has {task.n_outputs} in all"
         return super().why_not(task) or why_not_similar(self.similarity, task)
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        others = other_targets(task, key / "outputs", self.draws)
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
+        others = other_targets(task, context.key / "outputs", self.draws)
         targets = torch.cat([task.targets[:, None], others], 1)
         rows: list[Tensor] = []
-        with explaining(explainer, task) as explain:
+        with explaining(explainer, context, task) as explain:
             for which, _, values in explained_variants(
-                explain, explainer, task, self.draws, partial(_for_each, task, targets), key
+                explain, explainer, task, self.draws, partial(_for_each, task, targets), context.key
             ):
                 maps = comparable(self.similarity, values, task.space, self.absolute)
                 if not which.start:

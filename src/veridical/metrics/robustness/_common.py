@@ -15,6 +15,7 @@ from veridical.functional import rms_normalise
 from veridical.metrics import Count, Direction, Explainer, ExplainerMetric, Key, Outcome, Positive, Task
 from veridical.metrics.input_noise import movable, reference_range, touched, uniform_draws, why_no_noise
 from veridical.metrics.re_explaining import Maps, explained_variants, explaining, stacked
+from veridical.models.context import Context
 from veridical.models.predictor import Output, check_finite
 
 
@@ -60,7 +61,11 @@ class NeighbourMetric(ExplainerMetric):
 
 
 def explained_pairs(
-    metric: NeighbourMetric, task: Task, explainer: Explainer, key: Key, compare: Callable[..., Tensor]
+    metric: NeighbourMetric,
+    task: Task,
+    explainer: Explainer,
+    context: Context,
+    compare: Callable[..., Tensor],
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The clean maps (N, V), `compare(near task, clean maps, near maps)` for every draw (N, draws), flags.
 
@@ -69,9 +74,11 @@ def explained_pairs(
     """
     task = movable(task)
     rows = []
-    with explaining(explainer, task) as explain:
-        variants = partial(metric.neighbours, task, key)
-        for which, near, values in explained_variants(explain, explainer, task, metric.draws, variants, key):
+    with explaining(explainer, context, task) as explain:
+        variants = partial(metric.neighbours, task, context.key)
+        for which, near, values in explained_variants(
+            explain, explainer, task, metric.draws, variants, context.key
+        ):
             maps = metric.comparable(values, task)
             if not which.start:
                 clean, flags = maps[0], map_flags(explain, len(task))
@@ -153,7 +160,7 @@ class RelativeStability(NeighbourMetric):
         """How far the reading moved (N,)."""
         return relative_change(before, after, self.epsilon)
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         start = movable(task)
         before, answers = self.reading(start, True)
         kept: list[Tensor] = []
@@ -171,7 +178,7 @@ class RelativeStability(NeighbourMetric):
             moved = self.moved(before, reading).clamp(min=self.epsilon)
             return torch.where(same, change / moved, torch.nan)
 
-        _, table, flags = explained_pairs(self, start, explainer, key, ratio)
+        _, table, flags = explained_pairs(self, start, explainer, context, ratio)
         check_finite(torch.cat(sizes).unflatten(0, (-1, len(start))).T)
         share = torch.cat(kept).double().mean(0)
         flags["every draw changed the prediction"] = share == 0

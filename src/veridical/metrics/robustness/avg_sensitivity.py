@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.metrics import Explainer, Key, Outcome, Task, register
+from veridical.metrics import Explainer, Outcome, Task, register
 from veridical.metrics.robustness._common import nan_where_any
 from veridical.metrics.robustness.max_sensitivity import Sensitivity
+from veridical.models.context import Context
 
 
 @register
@@ -24,6 +25,6 @@ class AvgSensitivity(Sensitivity):
     misleads: ClassVar[str] = "it rewards maps that ignore input and model; rare large jumps average out"
     paper: ClassVar[str] = "Yeh et al. 2019; Bhatt et al. 2020"
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        table, flags = self.distances(task, explainer, key)
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
+        table, flags = self.distances(task, explainer, context)
         return Outcome(nan_where_any(table.nanmean(-1), flags), flags, details={"draws": table})

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Count, Direction, Explainer, ExplainerMetric, Key, Outcome, Task, register
+from veridical.metrics import Count, Direction, Explainer, ExplainerMetric, Outcome, Task, register
 from veridical.metrics.re_explaining import explained_beside, why_no_references
+from veridical.models.context import Context
 
 
 def explanation_codes(values: Tensor, top: int) -> Tensor:
@@ -74,8 +75,8 @@ class Consistency(ExplainerMetric):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or why_no_references(task)
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        beside = explained_beside(task, explainer, self.reference_rows, key)
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
+        beside = explained_beside(task, explainer, self.reference_rows, context)
         codes = explanation_codes(beside.maps, min(self.top, beside.maps.shape[-1]))
         mine, theirs = codes[: len(task)], codes[len(task) :]
         found = agreement_among_matches(mine, beside.own, theirs, beside.others)

@@ -14,6 +14,7 @@ from veridical.metrics import Count, ExplainerMetric, Outcome, register
 from veridical.metrics.re_explaining import explained_variants, explaining, stacked
 from veridical.metrics.robustness._common import map_flags, nan_where_any, worst
 from veridical.metrics.types import Curve, Direction, Explainer, Key, Task
+from veridical.models.context import Context
 from veridical.perturb.backgrounds import fill_state
 
 
@@ -60,12 +61,14 @@ class Continuity(ExplainerMetric):
             return f"fill '{task.fill.name}' has no background to show behind a moved image"
         return None
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        background = self._background(task, key)
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
+        background = self._background(task, context.key)
         variants = partial(self._moved, task, background)
         rows = []
-        with explaining(explainer, task) as explain:
-            every = explained_variants(explain, explainer, task, self.steps, variants, key, first_number=1)
+        with explaining(explainer, context, task) as explain:
+            every = explained_variants(
+                explain, explainer, task, self.steps, variants, context.key, first_number=1
+            )
             for which, near, values in every:
                 maps = self._comparable(values, task)
                 if not which.start:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.metrics import Direction, Explainer, Key, Outcome, Task, register
+from veridical.metrics import Direction, Explainer, Outcome, Task, register
 from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness._common import (
     NeighbourMetric,
@@ -17,6 +17,7 @@ from veridical.metrics.robustness._common import (
     nan_where_any,
     worst,
 )
+from veridical.models.context import Context
 
 
 @register
@@ -36,7 +37,7 @@ class LocalLipschitz(NeighbourMetric):
     paper: ClassVar[str] = "Alvarez-Melis and Jaakkola 2018; MetaQuantus eq. 19"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         start = movable(task)
 
         def slope(near: Task, before: Tensor, after: Tensor) -> Tensor:
@@ -44,6 +45,6 @@ class LocalLipschitz(NeighbourMetric):
             moved = touched_norm(start, way)
             return distance(before, after) / moved.masked_fill_(moved == 0, torch.nan)
 
-        _, table, flags = explained_pairs(self, start, explainer, key, slope)
+        _, table, flags = explained_pairs(self, start, explainer, context, slope)
         flags["no draw moved the input"] = table.isnan().all(-1) & ~flags["no explanation"]
         return Outcome(nan_where_any(worst(table), flags), flags, details={"draws": table})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.metrics import Direction, Explainer, Key, Outcome, Task, register
+from veridical.metrics import Direction, Explainer, Outcome, Task, register
 from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness._common import (
     NeighbourMetric,
@@ -18,6 +18,7 @@ from veridical.metrics.robustness._common import (
     nan_where_any,
     worst,
 )
+from veridical.models.context import Context
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,12 @@ class Sensitivity(NeighbourMetric):
         if self.relative_to not in ("input", "nothing", "explanation"):
             raise InputError(f"relative_to is 'input', 'nothing' or 'explanation', got {self.relative_to!r}")
 
-    def distances(self, task: Task, explainer: Explainer, key: Key) -> tuple[Tensor, dict[str, Tensor]]:
+    def distances(
+        self, task: Task, explainer: Explainer, context: Context
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The relative distance of every draw (N, draws), NaN where it has no meaning, and the flags."""
         clean, table, flags = explained_pairs(
-            self, task, explainer, key, lambda near, before, after: distance(before, after)
+            self, task, explainer, context, lambda near, before, after: distance(before, after)
         )
         if self.relative_to == "nothing":
             return table, flags
@@ -69,6 +72,6 @@ class MaxSensitivity(Sensitivity):
     )
     paper: ClassVar[str] = "Yeh et al. 2019; MetaQuantus eq. 18"
 
-    def evaluate(self, task: Task, explainer: Explainer, key: Key) -> Outcome:
-        table, flags = self.distances(task, explainer, key)
+    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
+        table, flags = self.distances(task, explainer, context)
         return Outcome(nan_where_any(worst(table), flags), flags, details={"draws": table})
