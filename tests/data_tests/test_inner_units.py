@@ -281,7 +281,7 @@ def test_rows_of_reference_states_are_declared_and_counted(off, name):
     task, method = switched(off), explainers.make(name)
     further = reference_cost(task)
     assert further.forward == {"zero": 0, "mean": 2, "paired": 2}[off]
-    own = method.declared(task)
+    own = method._declared(task)
     assert vd.explain(name, task).cost == own + further
     task.mask_answers.clear()
     assert vd.explain(name, task).cost == own
@@ -290,7 +290,7 @@ def test_rows_of_reference_states_are_declared_and_counted(off, name):
 @pytest.mark.parametrize("off", ["mean", "paired"])
 def test_every_weight_world_asks_anew(off):
     task = switched(off)
-    own, worlds = explainers.make("gradient").declared(task), PerturbedModels(task)
+    own, worlds = explainers.make("gradient")._declared(task), PerturbedModels(task)
     for level in (0.1, 0.2):
         assert vd.explain("gradient", worlds.at(level, Key(1))).cost == own + reference_cost(task)
     assert vd.explain("gradient", task).cost == own + reference_cost(task)
@@ -298,7 +298,7 @@ def test_every_weight_world_asks_anew(off):
 
 def test_counts_reach_copies_and_other_processes():
     task = pickle.loads(pickle.dumps(switched("paired")))
-    own = explainers.make("gradient").declared(task)
+    own = explainers.make("gradient")._declared(task)
     assert vd.explain("gradient", task).cost == own + reference_cost(task)
     module = task.predictor.source.module
     assert copy.deepcopy(module).meter is module.meter is task.predictor.meter

@@ -329,7 +329,9 @@ def test_a_world_of_noise_is_told_its_outputs(name: str, rows: int) -> None:
         assert not torch.allclose(own, task.outputs)
     metric = vd.gef.FastGEF(draws=2, path=(0.05, 0.1, 0.2))
     cost = vd.score(metric, task, explainer).cost
-    assert cost == vd.models.Cost(7 * explainer.declared(task).forward, 7 * explainer.declared(task).backward)
+    assert cost == vd.models.Cost(
+        7 * explainer._declared(task).forward, 7 * explainer._declared(task).backward
+    )
 
 
 def test_a_world_of_sentences_is_told_its_outputs() -> None:

@@ -70,7 +70,7 @@ def test_moving_noise_is_affine_in_the_outputs_that_a_task_knows():
     task = image_task()
     clean, noisy = task, task.with_noise(0.3, vd.core.Key(1))
     a, b = (vd.explain("moving_noise", world) for world in (clean, noisy))
-    assert a.cost.forward == 0 == MovingNoise().declared(task).forward
+    assert a.cost.forward == 0 == MovingNoise()._declared(task).forward
     moved = (b.values - a.values).double()
     change = (noisy.outputs - clean.outputs).double()
     # what moves lies in the span of as many directions as there are outputs, the same for all samples

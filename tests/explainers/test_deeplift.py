@@ -263,7 +263,7 @@ def test_the_mean_over_reference_rows_is_complete_and_equals_single_baselines(ne
         moved = net(task.inputs) - net(task.train).mean(0)
     expected = moved.gather(1, task.targets[:, None])[:, 0]
     torch.testing.assert_close(found.values.sum(-1), expected, rtol=0, atol=1e-9)
-    assert found.cost == DeepLiftShap().declared(task) == vd.models.Cost(6 + 3, 3 * 6)  # x runs once for all
+    assert found.cost == DeepLiftShap()._declared(task) == vd.models.Cost(6 + 3, 3 * 6)  # x runs once for all
     one = image_task(net, train=task.train[:1])
     torch.testing.assert_close(DeepLiftShap()(one).values, DeepLift("mean")(one).values)
     assert not torch.allclose(found.values, DeepLift("mean")(task).values, atol=1e-6)
@@ -280,8 +280,8 @@ def test_deeplift_shap_agrees_with_captum() -> None:
 def test_more_reference_rows_than_baselines_are_drawn_by_the_key() -> None:
     task = image_task(train=draw(40, 2, 8, 8, seed=9))
     few = DeepLiftShap(baselines=4)
-    assert few.draws_on(task)
-    assert not DeepLiftShap(baselines=40).draws_on(task)
+    assert few._draws_on(task)
+    assert not DeepLiftShap(baselines=40)._draws_on(task)
     a, b, c = (few(task, vd.core.Key(seed)).values for seed in (0, 0, 1))
     assert torch.equal(a, b)
     assert not torch.allclose(a, c)
@@ -328,7 +328,7 @@ def test_baselines_of_deeplift_shap_keep_the_side_inputs_of_each_sample() -> Non
     task = vd.Task(net, x, side=(beside,), train=train, targets=[0, 1, 2, 0])
     explainer = DeepLiftShap()
     found = explainer(task)
-    assert found.cost == explainer.declared(task) == vd.models.Cost(4 + 3 * 4, 3 * 4)
+    assert found.cost == explainer._declared(task) == vd.models.Cost(4 + 3 * 4, 3 * 4)
     assert found.provenance["law"]["largest_residual"] < 1e-9
     for i in range(4):
         alone = vd.Task(Fixed(net, beside[i]), x[i : i + 1], train=train, targets=[int(task.targets[i])])

@@ -111,7 +111,9 @@ def test_each_call_is_the_mean_over_single_baselines(
         found = explainer(task)
         torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-10)
         assert (
-            found.cost == explainer.declared(task) == vd.models.Cost(samples + baselines, samples * baselines)
+            found.cost
+            == explainer._declared(task)
+            == vd.models.Cost(samples + baselines, samples * baselines)
         )
         assert found.provenance["law"]["largest_residual"] < 1e-7
     shuffled = task.changed(train=train.flip(0))
@@ -140,7 +142,7 @@ def test_samples_with_side_inputs_run_once_too(rows: int) -> None:
     for _ in range(3):
         found = explainer(task)
         torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-10)
-        assert found.cost == explainer.declared(task) == vd.models.Cost(4 + 3 * 4, 3 * 4)
+        assert found.cost == explainer._declared(task) == vd.models.Cost(4 + 3 * 4, 3 * 4)
 
 
 def test_no_gradient_is_left_behind_in_the_model() -> None:

@@ -133,7 +133,7 @@ def test_declared_rows_are_the_rows_counted(kind: str) -> None:
     task = tiny_task(kind)
     for name in applicable(task):
         explainer = registry.make(name, **FEW.get(name, {}))
-        declared, cost = explainer.declared(task), explainer(task).cost
+        declared, cost = explainer._declared(task), explainer(task).cost
         few = bool((task.space.counts(len(task)) <= FEW_FEATURES).any())
         few |= isinstance(explainer, FitsCells) and explainer.unknowns(task) <= FEW_FEATURES
         if few and isinstance(explainer, BY_MASKS):
@@ -150,7 +150,7 @@ def test_rows_are_known_with_a_fill_of_several_rows(name: str) -> None:
     if name == "exact_shapley":
         task = vd.Task(nn.Linear(4, 3), torch.rand(3, 4), train=torch.rand(5, 4))
     explainer = registry.make(name)
-    assert explainer(task).cost == explainer.declared(task)
+    assert explainer(task).cost == explainer._declared(task)
 
 
 BY_MASKS = (MaskingExplainer, Lime, Hsic, PermutationImportance, Rise, ShapleySampling, Sobol)

@@ -180,7 +180,7 @@ def test_more_pixels_than_rows_can_tell_apart_are_joined_and_it_is_said(explaine
     for cell in range(36):
         values = found.values[:, joined.of == cell]
         assert torch.equal(values, values[:, :1].expand_as(values))
-    assert found.cost == explainer.declared(task)
+    assert found.cost == explainer._declared(task)
 
     def agreement(one: Any) -> float:
         maps = [one(task, Key(seed)).values for seed in (0, 1)]

@@ -47,7 +47,7 @@ def test_a_layer_that_is_read_twice_is_run_and_counted_once(name: str) -> None:
     task, explainer = vd.Task(twice(), draw(5, 2, 8, 8)), registry.make(name)
     first, second = (explainer(task) for _ in range(2))
     assert torch.equal(first.values, second.values)
-    assert explainer.declared(task) == first.cost == second.cost
+    assert explainer._declared(task) == first.cost == second.cost
 
 
 POOLS = {

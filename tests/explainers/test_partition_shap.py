@@ -113,7 +113,7 @@ def test_samples_and_masks_share_calls() -> None:
     own = task.predictor.unwrapped
     own.calls = 0
     found = explainer(task)
-    assert found.cost.forward == explainer.declared(task).forward == 30 * 101
+    assert found.cost.forward == explainer._declared(task).forward == 30 * 101
     assert own.calls <= 5 + 100 / TOGETHER
 
 
@@ -132,7 +132,7 @@ def test_many_samples_are_explained_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     whole = PartitionShap(30)(task).values
     # a tree of 64 features has 127 branches, and each sample of 30 rows keeps 57 of them
     monkeypatch.setattr(sys.modules[PartitionShap.__module__], "_NUMBERS_KEPT", 2 * (8 * 57 + 128))
-    assert [len(piece) for piece in PartitionShap(30).pieces(task)] == [2, 2, 1]
+    assert [len(piece) for piece in PartitionShap(30)._pieces(task)] == [2, 2, 1]
     torch.testing.assert_close(PartitionShap(30)(task).values, whole, rtol=0, atol=1e-9)
 
 
@@ -208,7 +208,7 @@ def test_agrees_with_the_slow_one(kind: str, budget: int) -> None:
     task = odd_tasks()[kind]
     found = PartitionShap(budget)(task)
     torch.testing.assert_close(found.values, slowly(task, budget), rtol=0, atol=1e-7)
-    assert found.cost == PartitionShap(budget).declared(task)
+    assert found.cost == PartitionShap(budget)._declared(task)
 
 
 def stairs(x: Tensor) -> Tensor:

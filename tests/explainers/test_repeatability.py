@@ -79,7 +79,7 @@ def test_196_patches_are_joined_so_that_two_seeds_agree_in_bounded_rows(explaine
     images = torch.rand(2, 3, 56, 56, generator=torch.Generator().manual_seed(1))
     task = vd.Task(net, images, space=vd.Space.patches((3, 56, 56), 4), fill=0.0)
     first, second = (explainer(task, vd.core.Key(seed)) for seed in (0, 1))
-    assert first.cost == explainer.declared(task)
+    assert first.cost == explainer._declared(task)
     assert first.cost.forward <= (32 * 26 if explainer.name == "sobol" else 512) * len(task)
     assert correlation(first.values, second.values).min() > 0.7
     assert first.provenance["cells"].startswith("196 features were joined into")

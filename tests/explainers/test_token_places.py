@@ -48,7 +48,7 @@ def task_of(*how: int, **more: bool) -> vd.Task:
 def test_tokens_before_the_patches_are_left_out(how: tuple[int, int], name: str) -> None:
     explainer, task = registry.make(name), task_of(*how)
     found = explainer(task)
-    assert found.cost == explainer.declared(task)
+    assert found.cost == explainer._declared(task)
     alone = torch.cat([explainer(task[at : at + 1]).values for at in range(4)])
     torch.testing.assert_close(alone, found.values)
 

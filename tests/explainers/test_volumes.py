@@ -45,7 +45,7 @@ def test_every_explainer_and_metric_that_applies_works_on_volumes(task: vd.Task)
         explainer = registry.make(name, **FEW.get(name, {}))
         found = explainer(task)
         assert found.values.shape == (3, SIDE**3), name
-        assert found.cost == explainer.declared(task), name
+        assert found.cost == explainer._declared(task), name
     metrics = ("pixel_flipping", "deletion", "sensitivity_n", "infidelity", "sparseness", "pointing_game")
     for metric in metrics:
         assert bool(vd.score(metric, task, "gradient").values.isfinite().all()), metric

@@ -54,7 +54,7 @@ class LLMx(Explainer):
     paper: ClassVar[str] = "GEF paper, A.4.4"
     modalities: ClassVar[frozenset[str]] = frozenset({"text"})
     stochastic: ClassVar[bool] = True
-    one_key: ClassVar[bool] = True
+    _one_key: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))

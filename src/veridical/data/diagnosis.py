@@ -120,7 +120,7 @@ def _rows(explainer: Explainer, task: Task, pace: float) -> int:
     """What a map of the first sample costs: counted where that is soon done, else reckoned."""
     # a task of its own: answers to masks are shared, and each explainer is counted as if it came alone
     one = task[:1].changed(alone=True)
-    cost, features = explainer.declared(one), task.space.n_features
+    cost, features = explainer._declared(one), task.space.n_features
     each = max(cost.forward, features if explainer.name in OF_FEATURES else 0)
     if "gradient" not in explainer.needs:
         repeats = task.fill.repeats_on(task)
@@ -220,10 +220,10 @@ def estimate(task: Task, explainers: Iterable[str], *, perturbed_models: int = 0
         if made.why_not(task) is not None:
             notes.append(f"{name} does not apply: {made.why_not(task)}")
         elif "gradient" in made.needs:
-            cost = made.declared(task)
+            cost = made._declared(task)
             forward += cost.forward * (1 + perturbed_models)
             backward += cost.backward * (1 + perturbed_models)
         elif many is not None:
-            forward += made.declared(many).forward
+            forward += made._declared(many).forward
     forward += reference_cost(task).forward * (1 + perturbed_models)
     return Estimate(Cost(forward, backward), _seconds_per_row(task), tuple(notes))

@@ -100,15 +100,15 @@ class _AttentionExplainer(Explainer):
                 "at most 2 others before them"
             )
         try:
-            self.stated(task)
+            self._stated(task)
         except NotApplicableError as error:
             return str(error)
         return None
 
-    def prepared(self, task: Task) -> Task:
+    def _prepared(self, task: Task) -> Task:
         return at_logits(task)
 
-    def stated(self, task: Task) -> dict[str, Any]:
+    def _stated(self, task: Task) -> dict[str, Any]:
         if task.modality == "units":
             return {"reading": "where the answer is predicted"}
         if self.reading != "auto":
@@ -121,7 +121,7 @@ class _AttentionExplainer(Explainer):
 
     def _read(self, mixing: Tensor, task: Task) -> Tensor:
         """One row of the final (N, L, L) matrix per sample."""
-        reading = self.stated(task)["reading"]
+        reading = self._stated(task)["reading"]
         if reading == "first":
             return mixing[:, 0]
         if reading == "last":
@@ -184,8 +184,8 @@ class GradientXAttention(_AttentionExplainer):
     summary: ClassVar[str] = "attention times its gradient, followed through the layers"
     paper: ClassVar[str] = "Chefer et al. 2021"
 
-    def declared(self, task: Task) -> Cost:
-        rows = super().declared(task).forward
+    def _declared(self, task: Task) -> Cost:
+        rows = super()._declared(task).forward
         return Cost(rows, rows)
 
     def attribute(self, task: Task, context: Context) -> Tensor:

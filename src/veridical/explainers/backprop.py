@@ -82,7 +82,7 @@ class _Rectified(TracingExplainer):
         if isinstance(tracer, Rectifiers) and not tracer.seen:
             raise NotApplicableError("the model has no ReLU or ReLU6, so the map would be the plain gradient")
 
-    def tells_outputs(self, task: Task) -> bool:
+    def _tells_outputs(self, task: Task) -> bool:
         return self.traced_task(task) is task  # of prompts another model is evaluated
 
     def attribute(self, task: Task, context: Context) -> Tensor:

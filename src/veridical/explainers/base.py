@@ -30,10 +30,16 @@ MODALITIES = frozenset({"image", "series", "text", "table", "concept", "units"})
 
 @dataclass(frozen=True)
 class Explainer(Settings):
-    """Base of the explainers. A subclass writes `attribute`; the rest is done here.
+    """Base of the explainers. Whoever writes one defines four things; the rest is done here.
 
-    `attribute` gets a task that fits one chunk and returns maps (n, *input shape) or (n, V). Its `needs`
-    are checked first, among "gradient", "train", "convolution", "embedding", "attention".
+    - `attribute(task, context)` gets a task that fits one chunk and returns maps (n, *input shape) or (n, V);
+      its draws follow `context.key`.
+    - `needs`: what is checked first, among "gradient", "train", "convolution", "embedding", "attention".
+    - `stochastic`: whether two keys give two maps.
+    - `rows_per_sample(task)`: rows that one sample asks at once, so that chunks fit the plan.
+
+    Beside them stand the facts of its card (`name`, `summary`, `paper`, `modalities`) and, where the method
+    promises what the values of a map sum to, its `law`. Names with an underscore are the toolkit's.
     """
 
     summary: ClassVar[str] = ""
@@ -44,7 +50,7 @@ class Explainer(Settings):
     """Whether two keys give two maps."""
     control: ClassVar[bool] = False
     """A control reads nothing of the model; GEF redraws it at every call."""
-    one_key: ClassVar[bool] = False
+    _one_key: ClassVar[bool] = False
     """Whether GEF gives it the same key in every world: an optimisation that starts from the same noise."""
 
     law: ClassVar[str] = ""
@@ -53,11 +59,11 @@ class Explainer(Settings):
     exact: ClassVar[bool] = True
     """Whether the law holds of each map, so that one far from it is at fault; else in the mean."""
 
-    def promised(self, task: Task, key: Key) -> Tensor | None:
+    def _promised(self, task: Task, key: Key) -> Tensor | None:
         """What the values of each sample must sum to (n,) by the law; None where it does not say."""
         return None
 
-    def draws_on(self, task: Task) -> bool:
+    def _draws_on(self, task: Task) -> bool:
         """Whether two keys give two maps on this very task; a method may be exact on a small one."""
         return self.stochastic
 
@@ -65,25 +71,25 @@ class Explainer(Settings):
         """Rows the model is asked at once for one sample, so that chunks fit the plan."""
         return 1
 
-    def declared(self, task: Task) -> Cost:
+    def _declared(self, task: Task) -> Cost:
         """The rows that a call on this task asks the model, forward and backward, known before it is made."""
         rows = 0 if self.control else len(task) * self.rows_per_sample(task)
         return Cost(rows, rows if "gradient" in self.needs else 0)
 
     @property
-    def plain(self) -> bool:
+    def _plain(self) -> bool:
         """Whether `maps` is all that its call does to a map: whoever transforms maps does so in the call."""
         return type(self).__call__ is Explainer.__call__
 
-    def pieces(self, task: Task) -> Iterator[Task]:
+    def _pieces(self, task: Task) -> Iterator[Task]:
         """The pieces that `attribute` gets: each fills one chunk, unless a method cuts its own."""
         return task.chunks(self.rows_per_sample(task))
 
-    def tells_outputs(self, task: Task) -> bool:
+    def _tells_outputs(self, task: Task) -> bool:
         """Whether the answers that it leaves with its pieces are those of the task's own model."""
-        return type(self).prepared is Explainer.prepared
+        return type(self)._prepared is Explainer._prepared
 
-    def space_of(self, task: Task) -> Space:
+    def _space_of(self, task: Task) -> Space:
         """The features its maps are over: the task's, unless it explains by others, such as sparse codes."""
         return task.space
 
@@ -114,11 +120,11 @@ class Explainer(Settings):
             return "it needs reference rows; give the task train=..."
         return None
 
-    def stated(self, task: Task) -> dict[str, Any]:
+    def _stated(self, task: Task) -> dict[str, Any]:
         """What the provenance says of a choice that was made for this task, such as the layer looked at."""
         return {}
 
-    def prepared(self, task: Task) -> Task:
+    def _prepared(self, task: Task) -> Task:
         """The task as this explainer works on it: text goes through its embeddings for gradients."""
         at_tokens = "gradient" in self.needs and not task.inputs.is_floating_point()
         return task.at_embeddings() if at_tokens else task
@@ -127,7 +133,7 @@ class Explainer(Settings):
         """Explain every sample of the task."""
         context = Context.begun(task.predictor, key)
         self.check(task)
-        stated, space = self.stated(task), self.space_of(task)
+        stated, space = self._stated(task), self._space_of(task)
         halves: list[Tensor] = []
         values = self.maps(task, replace(context, halves=halves))
         cost = context.cost
@@ -135,7 +141,7 @@ class Explainer(Settings):
         # that a prompt does not have are nothing
         lawful = bool(self.law) and (task.space.valid is None or task.modality == "units")
         name = f"promised by {self} with {key}"
-        promised = task.cached(name, lambda: self.promised(task, key / self.name)) if lawful else None
+        promised = task.cached(name, lambda: self._promised(task, key / self.name)) if lawful else None
         halvings = context.halvings
         provenance: dict[str, Any] = {
             "explainer": self.to_json(),
@@ -161,12 +167,12 @@ class Explainer(Settings):
 
     def maps(self, task: Task, context: Context) -> Tensor:
         """The values (N, V) alone, unchecked: for callers that explain a task under many weights."""
-        space, worked_on = self.space_of(task), self.prepared(task)
-        pieces = self.pieces(worked_on)
+        space, worked_on = self._space_of(task), self._prepared(task)
+        pieces = self._pieces(worked_on)
         # asked before anything hooks into the model
         _ = task.targets
         own = replace(context, key=context.key / self.name, notice=None)
-        noisy = task.reference is not task and self.tells_outputs(task)
+        noisy = task.reference is not task and self._tells_outputs(task)
         parts: list[Tensor] = []
         outputs: list[Any] = []
         with Session(worked_on.predictor, "gradient" in self.needs):
@@ -178,16 +184,16 @@ class Explainer(Settings):
         values = torch.cat(parts) if len(parts) > 1 else parts[0]
         return values if space.valid is None else values.masked_fill(~space.valid, 0.0)
 
-    def values_on(self, task: Task, context: Context) -> Tensor:
+    def _values_on(self, task: Task, context: Context) -> Tensor:
         """The values (N, V) that a call gives, by the shorter way where there is one."""
-        values = self.maps(task, context) if self.plain else self(task, context.key).values
+        values = self.maps(task, context) if self._plain else self(task, context.key).values
         if context.notice is not None:
-            context.notice(task, self.space_of(task), values)
+            context.notice(task, self._space_of(task), values)
         return values
 
     def _maps(self, piece: Task, context: Context) -> Tensor:
         """The maps of one piece, cut in two and tried again when memory runs out."""
-        space, halves = self.space_of(piece), context.halves
+        space, halves = self._space_of(piece), context.halves
         before = 0 if halves is None else len(halves)
         try:
             # a copy: maps may be the very weights of the copy, or a view of the inputs

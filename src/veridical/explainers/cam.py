@@ -55,7 +55,7 @@ class Cam(Explainer):
             return f"layer '{self.layer}' answers shape {shape}; expected rows, channels and {axes} more axes"
         return None
 
-    def stated(self, task: Task) -> dict[str, Any]:
+    def _stated(self, task: Task) -> dict[str, Any]:
         return {"layer": self.layer or last_maps(task).words}
 
     def attribute(self, task: Task, context: Context) -> Tensor:
@@ -209,7 +209,7 @@ class ScoreCam(Cam):
     def rows_per_sample(self, task: Task) -> int:
         return 1 + (last_maps(task).channels if self.layer is None else layer_shapes(task)[self.layer][0][1])
 
-    def pieces(self, task: Task) -> Iterator[Task]:
+    def _pieces(self, task: Task) -> Iterator[Task]:
         # the masked rows of few samples are cut into chunks here
         return task.chunks(1)
 
@@ -282,10 +282,10 @@ class GuidedGradCam(Explainer):
     def why_not(self, task: Task) -> str | None:
         return GradCam(self.layer).why_not(task) or GuidedBackprop().why_not(task)
 
-    def stated(self, task: Task) -> dict[str, Any]:
-        return GradCam(self.layer).stated(task)
+    def _stated(self, task: Task) -> dict[str, Any]:
+        return GradCam(self.layer)._stated(task)
 
-    def pieces(self, task: Task) -> Iterator[Task]:
+    def _pieces(self, task: Task) -> Iterator[Task]:
         # one gradient at a time, so that a piece may fill a chunk
         return task.chunks(1)
 
@@ -294,6 +294,6 @@ class GuidedGradCam(Explainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         guided = GuidedBackprop()
-        fine = guided.attribute(guided.prepared(task), context)
+        fine = guided.attribute(guided._prepared(task), context)
         coarse = GradCam(self.layer).coarse(task, context.key)
         return fine * over_input(task, resized(coarse[:, None], spatial_size(task))[:, 0])

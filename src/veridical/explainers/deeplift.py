@@ -35,7 +35,7 @@ class _FromBaselines(TracingExplainer):
         """The baselines (k, *input shape)."""
         raise NotApplicableError(f"explainer '{self.name}' does not say what its baselines are")
 
-    def promised(self, task: Task, key: Key) -> Tensor:
+    def _promised(self, task: Task, key: Key) -> Tensor:
         return change_from(task, lambda at: self.starts(at, key))
 
     def tracer(self, task: Task, x: Tensor) -> Differences:
@@ -46,7 +46,7 @@ class _FromBaselines(TracingExplainer):
         super()._try(task)
         if task.side:
             return  # a baseline has as many rows as there are samples, so each lies as the sample does
-        ready, one = self.prepared(task), task.inputs[:1].detach()
+        ready, one = self._prepared(task), task.inputs[:1].detach()
 
         def evaluate() -> str | None:
             with task.session():
@@ -128,7 +128,7 @@ class DeepLift(_FromBaselines):
     def rows_per_sample(self, task: Task) -> int:
         return 2 if task.side else 1
 
-    def declared(self, task: Task) -> Cost:
+    def _declared(self, task: Task) -> Cost:
         return Cost(2 * len(task) if task.at_embeddings().side else len(task) + 1, len(task))
 
     def why_not(self, task: Task) -> str | None:
@@ -159,10 +159,10 @@ class DeepLiftShap(_FromBaselines):
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
     stochastic: ClassVar[bool] = True
 
-    def draws_on(self, task: Task) -> bool:
+    def _draws_on(self, task: Task) -> bool:
         return task.train is not None and len(task.train) > self.baselines
 
-    def declared(self, task: Task) -> Cost:
+    def _declared(self, task: Task) -> Cost:
         assert task.train is not None
         starts = min(self.baselines, len(task.train))
         each = len(task) if task.at_embeddings().side else 1
@@ -170,7 +170,7 @@ class DeepLiftShap(_FromBaselines):
 
     def starts(self, task: Task, key: Key) -> Tensor:
         assert task.train is not None
-        if not self.draws_on(task):
+        if not self._draws_on(task):
             return task.train
         once = torch.zeros(1, dtype=torch.int64, device=task.device)
         order = keyed.uniform(key / "baselines", once, once, len(task.train))[0, 0].argsort()

@@ -246,7 +246,7 @@ class IntegratedGradients(Explainer):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or no_baseline(task, self.baseline)
 
-    def promised(self, task: Task, key: Key) -> Tensor:
+    def _promised(self, task: Task, key: Key) -> Tensor:
         return change_from(task, lambda at: baseline_row(at, self.baseline))
 
     def attribute(self, task: Task, context: Context) -> Tensor:
@@ -318,7 +318,7 @@ class _FromRandomBaselines(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return self.samples
 
-    def promised(self, task: Task, key: Key) -> Tensor:
+    def _promised(self, task: Task, key: Key) -> Tensor:
         return change_from(task, _all_baselines)
 
 

@@ -47,15 +47,15 @@ class _Propagation(TracingExplainer):
     law: ClassVar[str] = "values sum to y(x), less what biases and the rules' denominators take"
     exact: ClassVar[bool] = False
 
-    def promised(self, task: Task, key: Key) -> Tensor:
+    def _promised(self, task: Task, key: Key) -> Tensor:
         return explained_output(at_logits(task))
 
     def rules(self) -> Rules:
         """The rule of each kind of layer."""
         return Rules()
 
-    def prepared(self, task: Task) -> Task:
-        ready = super().prepared(task)
+    def _prepared(self, task: Task) -> Task:
+        ready = super()._prepared(task)
         traced_model(ready).shared = _Call(bool(ready.inputs.amin() >= 0))
         return ready
 
@@ -63,8 +63,8 @@ class _Propagation(TracingExplainer):
         call: _Call = traced_model(task).shared
         return Relevance(x, self.rules(), call.positive, tensors(task.side))
 
-    def declared(self, task: Task) -> Cost:
-        ready, meter = self.prepared(task), Meter()
+    def _declared(self, task: Task) -> Cost:
+        ready, meter = self._prepared(task), Meter()
         work: Work = ready.uncounted(lambda: self._relevance(ready[:1])[0].work)
         Further().count(len(task), work, meter)
         return Cost(len(task), len(task)) + meter.cost

@@ -113,14 +113,14 @@ def most_cells(answers: int) -> int:
 class MaskingExplainer(Explainer):
     """Base of methods that ask about masked inputs and draw nothing but, perhaps, rows for their fill."""
 
-    def draws_on(self, task: Task) -> bool:
+    def _draws_on(self, task: Task) -> bool:
         return self.stochastic or task.fill.follows_seed(task)
 
     def masks(self, task: Task) -> int | Tensor:
         """Masks that every sample is asked about, or each one (n,), where no mask is asked twice."""
         return self.rows_per_sample(task)
 
-    def declared(self, task: Task) -> Cost:
+    def _declared(self, task: Task) -> Cost:
         masks = self.masks(task)
         total = int(masks.sum()) if isinstance(masks, Tensor) else masks * len(task)
         return Cost(total * task.fill.repeats_on(task))
@@ -137,7 +137,7 @@ class SharesOut(MaskingExplainer):
 
     law: ClassVar[str] = "values sum to y(x) less y without features"
 
-    def promised(self, task: Task, key: Key) -> Tensor:
+    def _promised(self, task: Task, key: Key) -> Tensor:
         return change_from_nothing(task, self.fill_key(key))
 
 
@@ -169,7 +169,7 @@ class FitsCells(Explainer):
         joined = self.cells_of(task)
         return task.space.n_features if joined is None else joined.count
 
-    def stated(self, task: Task) -> dict[str, Any]:
+    def _stated(self, task: Task) -> dict[str, Any]:
         joined, features = self.cells_of(task), task.space.n_features
         if joined is not None:
             return {"cells": joined.in_words()}
@@ -178,9 +178,9 @@ class FitsCells(Explainer):
 
     def check(self, task: Task) -> None:
         super().check(task)
-        if "underdetermined" in self.stated(task):
+        if "underdetermined" in self._stated(task):
             warnings.warn(
-                f"'{self.name}' has {self.stated(task)['underdetermined']}; ask more rows, or give the task "
+                f"'{self.name}' has {self._stated(task)['underdetermined']}; ask more rows, or give the task "
                 "fewer features (patches, superpixels)",
                 VeridicalWarning,
                 stacklevel=4,

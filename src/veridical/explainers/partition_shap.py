@@ -48,7 +48,7 @@ class PartitionShap(SharesOut):
     summary: ClassVar[str] = "Owen values over a tree of neighbours"
     paper: ClassVar[str] = "Owen 1977; Lundberg and Lee 2017"
 
-    def pieces(self, task: Task) -> Iterator[Task]:
+    def _pieces(self, task: Task) -> Iterator[Task]:
         # not as many as fill a chunk: what is left over of each sample's masks shares chunks with the others'
         each = 8 * _room(_sizes(task), self.budget) + (2 << depth_of(task.space.n_features))
         count = -(-len(task) // max(1, _NUMBERS_KEPT // each))

@@ -57,10 +57,10 @@ class Rise(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
 
-    def declared(self, task: Task) -> Cost:
+    def _declared(self, task: Task) -> Cost:
         return Cost(len(task) * self.draws * task.fill.repeats_on(task))
 
-    def pieces(self, task: Task) -> Iterator[Task]:
+    def _pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
     def _joined(self, task: Task) -> Cells | None:
@@ -71,7 +71,7 @@ class Rise(Explainer):
     def _smooth(task: Task) -> bool:
         return task.space.kind == "pixel" and not task.fill.looks_at_mask
 
-    def stated(self, task: Task) -> dict[str, Any]:
+    def _stated(self, task: Task) -> dict[str, Any]:
         joined = self._joined(task)
         return {} if joined is None else {"cells": joined.in_words()}
 
@@ -214,7 +214,7 @@ class _RandomMasks(Explainer):
         """The index (n, count) of each cell; `cells` (V,) says which one each feature lies in."""
         raise NotImplementedError
 
-    def stated(self, task: Task) -> dict[str, Any]:
+    def _stated(self, task: Task) -> dict[str, Any]:
         joined = self._joined(task)
         return {"cells": joined.in_words()} if joined is not None and joined.count < len(joined.of) else {}
 
@@ -231,7 +231,7 @@ class _RandomMasks(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return self.masks(self._cells(task)[1]) * task.fill.repeats_on(task)
 
-    def pieces(self, task: Task) -> Iterator[Task]:
+    def _pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
     def attribute(self, task: Task, context: Context) -> Tensor:

@@ -79,7 +79,7 @@ class ExactShapley(SharesOut):
         masks: Tensor = 2 ** task.space.counts(len(task)) - 1
         return masks
 
-    def pieces(self, task: Task) -> Iterator[Task]:
+    def _pieces(self, task: Task) -> Iterator[Task]:
         yield task
 
     def attribute(self, task: Task, context: Context) -> Tensor:
@@ -140,13 +140,13 @@ class ShapleySampling(Explainer):
     law: ClassVar[str] = "values sum to y(x) - y(everything removed)"
     stochastic: ClassVar[bool] = True
 
-    def promised(self, task: Task, key: Key) -> Tensor:
+    def _promised(self, task: Task, key: Key) -> Tensor:
         return change_from_nothing(task, FILL_KEY)
 
     def rows_per_sample(self, task: Task) -> int:
         return (self.orders * (task.space.n_features - 1) + 1) * task.fill.repeats_on(task)
 
-    def pieces(self, task: Task) -> Iterator[Task]:
+    def _pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
     def attribute(self, task: Task, context: Context) -> Tensor:
@@ -212,7 +212,7 @@ class KernelShap(FitsCells, SharesOut):
     def joins(self) -> bool:
         return self.join
 
-    def draws_on(self, task: Task) -> bool:
+    def _draws_on(self, task: Task) -> bool:
         most, valid = self._enumerable, task.space.valid
         return task.fill.follows_seed(task) or (
             self.unknowns(task) > most and (valid is None or bool((valid.sum(-1) > most).any()))
@@ -232,7 +232,7 @@ class KernelShap(FitsCells, SharesOut):
         drawn = torch.full_like(counts, 2 * ((self.budget - 1) // 2) + 1)
         return torch.where(counts <= self._enumerable, 2**counts - 1, drawn)
 
-    def pieces(self, task: Task) -> Iterator[Task]:
+    def _pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
     def fitted(self, task: Task, context: Context) -> Tensor:

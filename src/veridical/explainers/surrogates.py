@@ -58,10 +58,10 @@ class Lime(FitsCells):
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
 
-    def declared(self, task: Task) -> Cost:
+    def _declared(self, task: Task) -> Cost:
         return Cost(len(task) * self.draws * task.fill.repeats_on(task))
 
-    def pieces(self, task: Task) -> Iterator[Task]:
+    def _pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
 
     def fitted(self, task: Task, context: Context) -> Tensor:

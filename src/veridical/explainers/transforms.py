@@ -164,11 +164,11 @@ class Transform(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return self.explainer.rows_per_sample(task)
 
-    def space_of(self, task: Task) -> Space:
-        return self.explainer.space_of(task)
+    def _space_of(self, task: Task) -> Space:
+        return self.explainer._space_of(task)
 
-    def prepared(self, task: Task) -> Task:
-        return self.explainer.prepared(task)
+    def _prepared(self, task: Task) -> Task:
+        return self.explainer._prepared(task)
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -66,13 +66,13 @@ class TreeShap(Explainer):
             return f"the package shap finds no trees it can read: {str(error).splitlines()[0][:120]}"
         return None
 
-    def stated(self, task: Task) -> dict[str, Any]:
+    def _stated(self, task: Task) -> dict[str, Any]:
         return {"scale": "output of the trees" if _of_probability(task) else "margin of the ensemble"}
 
     def rows_per_sample(self, task: Task) -> int:
         return 0
 
-    def promised(self, task: Task, key: Key) -> Tensor:
+    def _promised(self, task: Task, key: Key) -> Tensor:
         # of the model and not of shap, whose own mean leaves out the base scores of some ensembles
         background = _background(task, self.background)
         if not _of_probability(task):

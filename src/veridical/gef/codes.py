@@ -134,7 +134,7 @@ class LayerCodes(Explainer):
             return str(error)
         return super().why_not(task)
 
-    def space_of(self, task: Task) -> Space:
+    def _space_of(self, task: Task) -> Space:
         return Space.concepts(self.n_codes).to(task.device)
 
     def attribute(self, task: Task, context: Context) -> Tensor:

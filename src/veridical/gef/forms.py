@@ -105,9 +105,9 @@ class Run:
         Controls draw anew at every call; an optimisation starts from the same key everywhere.
         """
         key = self.key / "explainer"
-        for part in () if self.explainer.one_key else where:
+        for part in () if self.explainer._one_key else where:
             key = key / part
-        return self.explainer.values_on(task, Context(key))
+        return self.explainer._values_on(task, Context(key))
 
     def path_key(self, draw: int, level: int, *where: int) -> tuple[str | int, ...]:
         """One key for the whole path of a stochastic explainer; controls redraw at every call."""
@@ -136,7 +136,7 @@ class Run:
     @cached_property
     def space(self) -> Space:
         """The features of the maps: the task's, or the explainer's own."""
-        return self.explainer.space_of(self.task)
+        return self.explainer._space_of(self.task)
 
     @property
     def sizes(self) -> Tensor:

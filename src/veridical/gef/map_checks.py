@@ -55,7 +55,7 @@ class MapChecks:
 def check_maps(task: Task, explainer: Explainer, key: Key) -> MapChecks:
     """Explain a few samples again, with another key and in float64; the rows are counted to nobody."""
     nowhere = torch.zeros(len(task), dtype=torch.bool, device=task.device)
-    if explainer.control or explainer.one_key or task.members is not None:
+    if explainer.control or explainer._one_key or task.members is not None:
         return MapChecks(
             explainer.stochastic, nowhere, unchecked_reason="it is a control, or optimises a picture"
         )
@@ -80,7 +80,7 @@ def _checked(task: Task, explainer: Explainer, key: Key, places: Tensor, nowhere
         exact = _maps(explainer, in_double(few), key)
     except Exception as error:
         return MapChecks(redraws, nowhere, repeats, unchecked_reason=f"{type(error).__name__}: {error}"[:200])
-    valid = explainer.space_of(few).valid
+    valid = explainer._space_of(few).valid
     pair = rms_normalise(torch.stack([first, exact]), where=valid)
     apart = (pair[0] - pair[1]).square().sum(-1).sqrt() / pair[1].square().sum(-1).sqrt().clamp(min=1e-300)
     noise = apart > ROUNDING
@@ -94,7 +94,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def _maps(explainer: Explainer, task: Task, key: Key) -> Tensor:
-    return explainer.values_on(task, Context(key)).double().nan_to_num(0.0, 0.0, 0.0)
+    return explainer._values_on(task, Context(key)).double().nan_to_num(0.0, 0.0, 0.0)
 
 
 def in_double(task: Task) -> Task:

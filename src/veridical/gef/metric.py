@@ -216,7 +216,7 @@ class GEF(ExplainerMetric):
         self, task: Task, group: ExplainerGroup, path: NoisePath, key: Key
     ) -> dict[str, Distortions]:
         """Distortions (N, M, Z), some samples at a time so that memory does not grow with their number."""
-        widths = [group.explainers[who].space_of(task).n_features for who in group]
+        widths = [group.explainers[who]._space_of(task).n_features for who in group]
         # of all the clean maps and those that wait, and what one explainer works on
         maps = 2 * sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
         size = max(1, BLOCK_BYTES * memory_budget(task.device) // (8 * max(1, maps)))

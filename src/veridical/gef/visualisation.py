@@ -213,7 +213,7 @@ class FeatureVisualisation(Explainer):
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
-    one_key: ClassVar[bool] = True
+    _one_key: ClassVar[bool] = True
 
     def why_not(self, task: Task) -> str | None:
         if task.members is None:

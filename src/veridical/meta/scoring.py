@@ -204,7 +204,7 @@ class Visit:
         methods = dict(self.explainers)
         if keep_maps:
             maps = {
-                w: self._explain(m, base, key) if m.draws_on(base) else self.old_maps[w]
+                w: self._explain(m, base, key) if m._draws_on(base) else self.old_maps[w]
                 for w, m in methods.items()
             }
             methods = {who: Recalled(method, maps[who], made) for who, method in methods.items()}

@@ -36,8 +36,8 @@ class Maps:
 
     def __call__(self, task: Task, key: Key) -> Tensor:
         explainer = self._explainer
-        values = explainer.values_on(task, self._context.with_key(key))
-        absent, valid = values.isnan(), explainer.space_of(task).valid
+        values = explainer._values_on(task, self._context.with_key(key))
+        absent, valid = values.isnan(), explainer._space_of(task).valid
         absent = absent if valid is None else absent | ~valid
         self.largest, self.missing = whole_largest(values)[:, 0], absent.all(-1)
         self.seen.append((self.largest, self.missing))
@@ -46,7 +46,7 @@ class Maps:
 
 def one_session(task: Task, explainer: Explainer) -> AbstractContextManager[object]:
     """A session around those of many maps, unless an explainer would meet it that opens none itself."""
-    return task.predictor.session(grad=None) if explainer.plain else nullcontext()
+    return task.predictor.session(grad=None) if explainer._plain else nullcontext()
 
 
 @contextmanager
@@ -89,9 +89,9 @@ def at_once(explainer: Explainer, task: Task, draws: int) -> int:
 
 def samples_at_once(explainer: Explainer, task: Task) -> int:
     """How many samples one call explains; 0 where calls must stay apart."""
-    if not explainer.plain or explainer.draws_on(task):
+    if not explainer._plain or explainer._draws_on(task):
         return 0
-    return task.predictor.rows // max(1, explainer.rows_per_sample(explainer.prepared(task)))
+    return task.predictor.rows // max(1, explainer.rows_per_sample(explainer._prepared(task)))
 
 
 def explained_variants(

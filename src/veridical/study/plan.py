@@ -396,7 +396,7 @@ def _planned_task(
         samples=choice.samples if ranged and choice.samples is not None else len(task),
         rows=task.predictor.rows,
         ranged=ranged,
-        draws={label: explainer.draws_on(task) for label, explainer in explainers.items()},
+        draws={label: explainer._draws_on(task) for label, explainer in explainers.items()},
     )
     return planned, task
 

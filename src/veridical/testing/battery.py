@@ -68,7 +68,7 @@ def _explainer_promises(explainer: Explainer, kind: str) -> None:
     _same_everywhere(task, lambda on: run(on)[0], values)
     _demand(torch.equal(run(task)[0], values), "the same key gave another map")
     other = run(task, Key(11))[0]
-    if explainer.draws_on(task):
+    if explainer._draws_on(task):
         _demand(not torch.equal(other, values), "says it is stochastic but two keys gave one map")
     else:
         _demand(torch.equal(other, values), "says it is deterministic but two keys gave two maps")

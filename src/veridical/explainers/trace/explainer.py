@@ -90,7 +90,7 @@ class TracingExplainer(Explainer):
             refusals[module] = self._refusal(at)
         return refusals[module]
 
-    def prepared(self, task: Task) -> Task:
+    def _prepared(self, task: Task) -> Task:
         task = self.traced_task(task.at_embeddings())
         _ = task.targets  # of the model itself, before it is traced
         inner = task.predictor
@@ -119,7 +119,7 @@ class TracingExplainer(Explainer):
 
     def _try(self, task: Task) -> None:
         """Run two rows, which a model may treat otherwise than one, and compare with its own outputs."""
-        few = self.prepared(task)[:2]
+        few = self._prepared(task)[:2]
         rows = few.inputs.detach().requires_grad_(True)
 
         def evaluate() -> tuple[Tracer, Tensor, Tensor]:
