@@ -17,9 +17,8 @@ from veridical.core.settings import check_settings
 from veridical.data.tasks import ENTRIES, known, load
 from veridical.errors import unknown_name
 from veridical.explainers import Explainer, as_explainer
-from veridical.meta.damage import BLENDS, LEVELS, NONE, damaged_maps, reference_for
-from veridical.meta.damaged_methods import Damaged
-from veridical.meta.voices import concordance
+from veridical.meta.admissible import concordance
+from veridical.meta.damage import BLENDS, LEVELS, NONE, Damaged, damaged_maps, reference_for
 from veridical.testing.red_team import red_team
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task

@@ -15,8 +15,8 @@ from benchmarks.atlas.bench import Bench, Size, modality_of, nearness
 from veridical.core.key import Key
 from veridical.errors import VeridicalError
 from veridical.meta import meta_evaluate
+from veridical.meta.admissible import concordance, interval, tolerance
 from veridical.meta.damage import BLENDED, BLENDS, KINDS, NEGATED, NONE, PERMUTED, Step, distinct_maps
-from veridical.meta.voices import concordance, interval, tolerance
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.input_noise import why_no_noise
 from veridical.perturb.shared_work import sharing

@@ -20,7 +20,7 @@ from veridical._version import __version__
 from veridical.errors import VeridicalError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.jobs import content_hash
-from veridical.meta.voices import interval
+from veridical.meta.admissible import interval
 from veridical.metrics.base import AnyMetric
 
 ABSENT = "no such task here"

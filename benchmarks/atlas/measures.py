@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from veridical.functional import spearman
-from veridical.meta.voices import interval
+from veridical.meta.admissible import interval
 
 LEVEL = 0.95
 SAME = 1 - 1e-9

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from veridical.meta import MetaEvaluation, Reliability, joined
-from veridical.meta.consistency import FEWEST
-from veridical.meta.files import packed, unpacked
+from veridical.meta.consistency import MIN_SAMPLES
+from veridical.meta.result import packed, unpacked
 
 
 def save_part(result: MetaEvaluation, path: Path) -> None:
@@ -75,7 +75,7 @@ def from_summary(stored: dict[str, Any]) -> MetaEvaluation:
     """A result without scores: it answers what its vectors can tell."""
     header, rows = stored["header"], stored["rows"]
     count = len(header["iterations"])
-    nothing = torch.ones(count, 1, FEWEST, dtype=torch.bool)
+    nothing = torch.ones(count, 1, MIN_SAMPLES, dtype=torch.bool)
     tensors = {f"kept/{test}/{mode}": nothing for test, mode, _ in header["amounts"]}
     for place in range(len(header["books"])):
         for test, mode, _ in header["amounts"]:

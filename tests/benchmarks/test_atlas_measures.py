@@ -14,8 +14,7 @@ from benchmarks.atlas.bench import make_bench, nearness
 from tests.reference import atlas as slow
 from veridical.core import key as keyed
 from veridical.core.key import Key
-from veridical.meta.damage import KINDS, LEVELS
-from veridical.meta.damaged_methods import Damaged
+from veridical.meta.damage import KINDS, LEVELS, Damaged
 
 NONE = torch.zeros(())
 

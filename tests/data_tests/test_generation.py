@@ -11,7 +11,7 @@ import veridical as vd
 from tests.reference.small_lm import KeepingLM, SmallLM, Words, small_lm
 from veridical.errors import InputError, NotApplicableError
 from veridical.gef.noise_path import agreement
-from veridical.meta.prediction_agreement import held
+from veridical.meta.perturbations import held
 from veridical.models.prompts import PromptModel
 from veridical.perturb.fills import Token
 from veridical.perturb.probe import probe

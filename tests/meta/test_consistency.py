@@ -14,13 +14,14 @@ from tests.reference import meta as reference
 from veridical.errors import ShapeError
 from veridical.meta.consistency import (
     averaged_over_draws,
+    bootstrap_counts,
     consistencies,
     inter_consistency_ar,
     inter_consistency_nr,
     intra_consistency,
     meta_consistency,
+    resampled_vectors,
 )
-from veridical.meta.resampling import bootstrap_counts, resampled_vectors
 from veridical.values.scores import Direction
 
 FIGURES = {

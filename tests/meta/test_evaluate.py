@@ -15,11 +15,10 @@ from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, UnknownNameError, VeridicalWarning
 from veridical.explainers import as_explainer
 from veridical.meta import Different, PredictionHolds, Same, meta_evaluate
-from veridical.meta.consistency import FEWEST, consistencies
+from veridical.meta.consistency import MIN_SAMPLES, consistencies
 from veridical.meta.dependence import BLIND, PLACELESS, altered, permuted
-from veridical.meta.published import Recalled
-from veridical.meta.scoring import _unmoved
-from veridical.meta.worlds import Amount, World, perturbed
+from veridical.meta.perturbations import Amount, World, perturbed
+from veridical.meta.scoring import Recalled, _unmoved
 from veridical.metrics import FaithfulnessCorrelation, MaxSensitivity, Metric, Outcome, PixelFlipping
 from veridical.models.predictor import Predictor
 from veridical.values.task import Task
@@ -266,7 +265,7 @@ def test_other_inputs_and_the_combined_test(modality, request):
         draws=1,
     )
     bases = 2 if modality == "text" else 1
-    told = sum(int((kept.sum(-1) >= FEWEST).sum()) for kept in result.kept.values())
+    told = sum(int((kept.sum(-1) >= MIN_SAMPLES).sum()) for kept in result.kept.values())
     assert result.shared.calls == (bases + told) * 2
     for test in ("ipt", "mpt", "combined"):
         assert 0 <= float(result["pixel_flipping", test].vector[0]) <= 1
@@ -412,7 +411,7 @@ def test_samples_that_count_score_as_they_do_among_all(table, test):
         world = World(test, "ar", 0, draw, result.amounts[test, "ar"])
         whole, key = world.of(table, root), world.key(root)
         kept = result.kept[test, "ar"][0, draw]
-        assert FEWEST <= kept.sum() < len(table)
+        assert MIN_SAMPLES <= kept.sum() < len(table)
         for place, who in enumerate(METHODS):
             explainer = as_explainer(who)
             for label, metric in judges.items():
@@ -448,7 +447,7 @@ def test_an_unlucky_world_is_drawn_again():
     assert unlucky.why_no_value("sparseness")
     lucky = meta_evaluate(task, ["sparseness"], ["gradient", "saliency"], redraws=20, **options)
     assert lucky.why_no_value("sparseness") == ""
-    assert lucky.kept["mpt", "ar"].sum() >= FEWEST
+    assert lucky.kept["mpt", "ar"].sum() >= MIN_SAMPLES
 
 
 def test_scores_moved_by_last_bits_alone_are_unmoved():

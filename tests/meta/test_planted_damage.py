@@ -16,8 +16,8 @@ from tests.meta.conftest import small_table
 from tests.reference.planted_damage import somers_d
 from veridical.core import key as keyed
 from veridical.core.key import Key
+from veridical.meta.admissible import Voice, concordance, interval
 from veridical.meta.damage import KINDS, LEVELS, damaged_maps, distinct_maps, reference_for
-from veridical.meta.voices import Voice, concordance, interval
 from veridical.metrics.base import Metric, Outcome
 from veridical.models.cost import Cost
 from veridical.qge import QGE

@@ -23,8 +23,8 @@ from veridical.meta import (
     search_settings,
 )
 from veridical.meta.dependence import Dependence
-from veridical.meta.scoring import Book
-from veridical.meta.worlds import Amount
+from veridical.meta.perturbations import Amount
+from veridical.meta.result import Book
 from veridical.metrics import FaithfulnessCorrelation
 from veridical.values.scores import Direction
 
@@ -198,8 +198,8 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
     fidelity = pytest.importorskip("veridical.fidelity")
     from tests.meta.conftest import small_table
     from veridical.core.key import Key
-    from veridical.meta.finetuned import carry
-    from veridical.meta.worlds import perturbed
+    from veridical.meta.perturbations import perturbed
+    from veridical.meta.scoring import carry
 
     monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
     rows = small_table(40).inputs
@@ -231,7 +231,7 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
 
 def test_a_fine_tuned_copy_goes_along_to_the_embeddings_where_missing_tokens_are_zeros(tmp_path, monkeypatch):
     from veridical import fidelity
-    from veridical.meta.finetuned import _misses_zeros, carry
+    from veridical.meta.scoring import _misses_zeros, carry
     from veridical.values.task import Task
 
     monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))

@@ -21,8 +21,8 @@ from replications.metaquantus.texts import other_table
 from tests.meta.conftest import small_table
 from veridical.meta import MetaEvaluation, joined
 from veridical.meta.dependence import Dependence
-from veridical.meta.scoring import Book
-from veridical.meta.worlds import Amount
+from veridical.meta.perturbations import Amount
+from veridical.meta.result import Book
 from veridical.values.scores import Direction
 
 pytestmark = pytest.mark.slow

@@ -26,10 +26,9 @@ from veridical.explainers import registry as explainer_registry
 from veridical.explainers.transforms import OtherClass, Shuffled
 from veridical.gef import GEF, NoisePath
 from veridical.meta import MetaEvaluation, meta_evaluate
-from veridical.meta.consistency import FEWEST
-from veridical.meta.prediction_agreement import changes_that_matter
-from veridical.meta.strength import calibrate
-from veridical.meta.worlds import Test as MetaTest
+from veridical.meta.consistency import MIN_SAMPLES
+from veridical.meta.perturbations import Test as MetaTest
+from veridical.meta.perturbations import calibrate, changes_that_matter
 from veridical.metrics import ExplainerMetric, registry
 from veridical.metrics.input_noise import why_no_noise
 from veridical.models.predictor import take_side
@@ -170,7 +169,7 @@ def concepts_of(
         return None
 
 
-ENOUGH = 1.5 * FEWEST
+ENOUGH = 1.5 * MIN_SAMPLES
 """Samples that change their class, on average, so that nearly always as many do as a test needs."""
 SHARE = 0.5
 """Rows that a second opinion may take, as a share of those that the race took."""
@@ -199,7 +198,7 @@ def reliability_of(
     scored = [runner for runner in race.runners.values() if runner.done[0].explanation is not None]
     cheapest = sorted(scored, key=lambda runner: runner.rows)[: effort.meta_explainers]
     reason, epsilon = None, None
-    if len(few) < FEWEST:
+    if len(few) < MIN_SAMPLES:
         reason = f"{len(few)} samples are too few"
     elif not tests:
         reason = "neither inputs nor weights can be disturbed"

@@ -15,7 +15,7 @@ from veridical.functional import holm
 from veridical.functional.responses import grid_step
 from veridical.functional.selection import best_probability, leading_group, mean_units
 from veridical.functional.significance import betting_p, win_units
-from veridical.meta.voices import tolerance
+from veridical.meta.admissible import tolerance
 from veridical.values.task import Task
 
 LEVEL = 0.95

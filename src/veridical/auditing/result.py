@@ -15,7 +15,7 @@ from veridical.auditing.verdict import HEAD, Place, Ranking, Verdict
 from veridical.errors import InputError
 from veridical.fidelity import RobustnessTable
 from veridical.meta import MetaEvaluation
-from veridical.meta.voices import PlantedDamage
+from veridical.meta.admissible import PlantedDamage
 from veridical.models.cost import Cost
 from veridical.plots import COLOURS, axes
 from veridical.qge import Standing

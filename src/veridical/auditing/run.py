@@ -37,7 +37,7 @@ from veridical.auditing.sentences import sentences
 from veridical.auditing.verdict import Field, decide, plant, voices_of
 from veridical.errors import InputError, VeridicalWarning
 from veridical.gef.perturbation_log import incomplete
-from veridical.meta.voices import PlantedDamage
+from veridical.meta.admissible import PlantedDamage
 from veridical.models.cost import Cost
 from veridical.values.task import Task
 

@@ -28,9 +28,8 @@ from veridical.auditing.evidence import (
 from veridical.auditing.posthoc_checks import Doubts
 from veridical.errors import VeridicalError
 from veridical.meta import MetaEvaluation
-from veridical.meta.planted_damage import planted_damage
+from veridical.meta.admissible import PlantedDamage, planted_damage
 from veridical.meta.result import MEAN
-from veridical.meta.voices import PlantedDamage
 
 if TYPE_CHECKING:
     import pandas as pd

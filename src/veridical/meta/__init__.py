@@ -1,15 +1,13 @@
 """Meta-evaluation: which metric deserves to be believed, for this model and these explainers?"""
 
+from veridical.meta.admissible import PlantedDamage, Voice, planted_damage
 from veridical.meta.consistency import Consistencies, consistencies, meta_consistency
 from veridical.meta.evaluate import meta_evaluate
-from veridical.meta.files import joined, load
-from veridical.meta.planted_damage import planted_damage
+from veridical.meta.perturbations import calibrate
 from veridical.meta.plots import plot_settings
-from veridical.meta.result import ENTRIES, MetaEvaluation, Reliability
+from veridical.meta.result import ENTRIES, MetaEvaluation, Reliability, joined, load
 from veridical.meta.sanity import Different, PredictionHolds, Same
 from veridical.meta.selection import by_category, search_settings
-from veridical.meta.strength import calibrate
-from veridical.meta.voices import PlantedDamage, Voice
 
 __all__ = [
     "ENTRIES",

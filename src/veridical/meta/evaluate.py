@@ -18,13 +18,10 @@ from veridical.core.settings import holds_code
 from veridical.errors import InputError, unknown_name
 from veridical.explainers import as_explainer
 from veridical.jobs import Store, content_hash, resume
-from veridical.meta.consistency import FEWEST
-from veridical.meta.files import joined, packed, unpacked
-from veridical.meta.prediction_agreement import check_head
-from veridical.meta.result import MetaEvaluation
+from veridical.meta.consistency import MIN_SAMPLES
+from veridical.meta.perturbations import Strength, amounts, check_head, check_tests, plan
+from veridical.meta.result import MetaEvaluation, joined, packed, unpacked
 from veridical.meta.scoring import Visit
-from veridical.meta.strength import Strength, amounts
-from veridical.meta.worlds import check_tests, plan
 from veridical.values.task import Task
 
 
@@ -87,10 +84,10 @@ def meta_evaluate(
             f"meta-evaluation ranks explainers and needs at least two, got {len(methods)}: "
             f"{', '.join(methods) or 'none'}"
         )
-    if len(task) < FEWEST:
+    if len(task) < MIN_SAMPLES:
         raise InputError(
-            f"the task has {len(task)} samples; a signed-rank test needs at least {FEWEST} whose prediction "
-            "changed, so give it some dozens"
+            f"the task has {len(task)} samples; a signed-rank test needs at least {MIN_SAMPLES} whose "
+            "prediction changed, so give it some dozens"
         )
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws counts from 1, got {draws!r}")

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from veridical.meta.admissible import PlantedDamage
     from veridical.meta.result import MetaEvaluation
-    from veridical.meta.voices import PlantedDamage
 
 CORNERS = (
     ("IAC$_{NR}$", 0.0, 1.0),

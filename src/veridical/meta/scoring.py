@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,54 +16,87 @@ from veridical.core.key import Key
 from veridical.core.progress import track
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
-from veridical.meta.consistency import FEWEST
+from veridical.fidelity.artefact import Finetuned
+from veridical.fidelity.metrics import FFid, Fidelity
+from veridical.meta.consistency import MIN_SAMPLES
 from veridical.meta.dependence import (
+    FACTS,
     NEGLIGIBLE,
     Altered,
-    Dependence,
     altered,
     dependence,
     reach,
     share_of_changes,
 )
-from veridical.meta.finetuned import carry, settled
-from veridical.meta.prediction_agreement import answers, held
-from veridical.meta.published import Recalled
+from veridical.meta.perturbations import Mode, Test, World, answers, held, unperturbed
+from veridical.meta.result import Book, Tally
 from veridical.meta.sanity import UNPERTURBED
-from veridical.meta.worlds import Mode, Test, World, unperturbed
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.models.cost import Cost
+from veridical.perturb.fills import Token
 from veridical.perturb.shared_work import sharing
 from veridical.values.evaluation import Failure
 from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
 from veridical.values.task import Task
 
 
-@dataclass
-class Tally:
-    """Explanations made and shared by all metrics: calls, and samples explained in them."""
+def settled(metric: AnyMetric, task: Task) -> AnyMetric:
+    """The metric with its fine-tuned model made, once, for the unperturbed task."""
+    if isinstance(metric, FFid) and metric.finetuned is None:
+        return replace(metric, finetuned=metric.artefact(task))
+    return metric
 
-    calls: int = 0
-    samples: int = 0
+
+def carry(metric: AnyMetric, clean: Task, world: Task, perturb: Callable[[Task], Task]) -> None:
+    """Let the world know the metric's fine-tuned model as the same noise leaves it."""
+    artefact: Any = metric.finetuned if isinstance(metric, Fidelity) else None
+    if not isinstance(artefact, Finetuned):
+        return
+    digest = artefact.header["weights"]
+    world.cached("weights digest", lambda: digest)
+    copy = artefact.on(clean)
+    if world.inputs.dtype == clean.inputs.dtype or _misses_zeros(copy):
+        world.cached(f"finetuned {artefact.path}", lambda: perturb(copy))
 
 
-@dataclass(eq=False)
-class Book:
-    """One metric's scores: `base` (L, N) per test, `scores` (iterations, draws, L, N) per test and mode."""
+def _misses_zeros(copy: Task) -> bool:
+    """Whether the token that stands for a missing one is all zeros, as a missing embedding is."""
+    if not isinstance(copy.fill, Token):
+        return False
+    missing = copy.with_inputs(torch.full_like(copy.inputs, copy.fill.token_id))
+    return not bool(missing.at_embeddings().inputs.any())
 
-    metric: str
-    category: str
-    direction: Direction
-    base: dict[Test, Tensor] = field(default_factory=dict)
-    scores: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
-    checks: dict[str, Dependence] = field(default_factory=dict)
-    cost: Cost = field(default_factory=Cost)
 
-    @property
-    def dependence(self) -> Dependence:
-        """How far the scores depend on the explanation, over all explainers."""
-        return Dependence.over(self.checks)
+@dataclass(frozen=True)
+class Recalled(Explainer):
+    """An explainer that answers with a finished explanation where it is asked about one world as it stands.
+
+    Elsewhere (a neighbouring input, other weights, another class) it explains as ever.
+    """
+
+    inner: Explainer
+    """The explainer that answers elsewhere."""
+    kept: Explanation
+    """The finished explanation."""
+    world: Task
+    """The task that is answered with it."""
+    name: ClassVar[str] = "recalled"
+
+    def __getattribute__(self, name: str) -> Any:
+        # to a metric it is the explainer it stands for, in all that is asked before it explains
+        if name in FACTS:
+            return getattr(object.__getattribute__(self, "inner"), name)
+        return object.__getattribute__(self, name)
+
+    def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
+        same = (
+            task.predictor.weights is self.world.predictor.weights
+            and task.predictor.wraps == self.world.predictor.wraps
+            and torch.equal(task.ids, self.world.ids)
+            and torch.equal(task.targets, self.world.targets)
+            and torch.equal(task.inputs, self.world.inputs)
+        )
+        return self.kept if same else self.inner(task, key)
 
 
 @dataclass(eq=False)
@@ -188,7 +221,7 @@ class Visit:
             name = f"{world.test} {world.mode}, iteration {world.iteration}, draw {world.draw}"
             self.broken.append(f"{name}: the model answers NaN or infinity and cannot be scored")
             return
-        if int(kept.sum()) < FEWEST and not self.all_worlds:
+        if int(kept.sum()) < MIN_SAMPLES and not self.all_worlds:
             return
         base, key = self.bases[world.test], world.key(self.root)
         # what a metric has calibrated belongs to its settings and stays that of the unperturbed world
@@ -229,7 +262,7 @@ class Visit:
             outputs = answers(made)
             same = held(self.task, outputs, self.epsilon)
             kept = (same if world.mode == "nr" else ~same) & outputs.isfinite().all(-1)
-            if int(kept.sum()) >= FEWEST:
+            if int(kept.sum()) >= MIN_SAMPLES:
                 break
         return tried, made, outputs, kept
 

@@ -1,4 +1,4 @@
-"""Noise in units of ranges, strengths, kept samples, and the plan of worlds."""
+"""Noise in units of ranges, strengths, kept samples, and the plan of perturbations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,23 @@ import veridical as vd
 from tests.meta.conftest import small_table
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
-from veridical.meta.noise import noisy_inputs, unit_range
-from veridical.meta.prediction_agreement import changes_that_matter, check_head, held
-from veridical.meta.strength import MOST, PUBLISHED, amounts, calibrate, share_changed_by
-from veridical.meta.worlds import Amount, check_tests, perturbed, plan, unperturbed
+from veridical.meta.perturbations import (
+    MOST,
+    PUBLISHED,
+    Amount,
+    amounts,
+    calibrate,
+    changes_that_matter,
+    check_head,
+    check_tests,
+    held,
+    noisy_inputs,
+    perturbed,
+    plan,
+    share_changed_by,
+    unit_range,
+    unperturbed,
+)
 from veridical.testing.tasks import tiny_task
 
 KEY = Key(5) / "test"
@@ -144,7 +157,7 @@ def test_calibrated_noise_is_the_smallest_that_disrupts(table, test):
 
 
 def test_out_of_reach_takes_the_most_and_says_so(monkeypatch):
-    monkeypatch.setattr("veridical.meta.strength.DRAWS", 2)
+    monkeypatch.setattr("veridical.meta.perturbations.DRAWS", 2)
     stubborn = vd.Task(
         nn.Sequential(Always()), torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
     )

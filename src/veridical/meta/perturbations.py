@@ -1,0 +1,356 @@
+"""Perturbed tasks of a meta-evaluation: the plan of them, their noise, and how strong it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from veridical.core import key as keyed
+from veridical.core.key import Key
+from veridical.errors import InputError, NotApplicableError, unknown_name
+from veridical.explainers.grid import time_axis
+from veridical.metrics.input_noise import movable, touched, uniform_noise, why_no_noise
+from veridical.values.task import Task
+
+Test = Literal["ipt", "mpt", "combined"]
+Mode = Literal["nr", "ar"]
+TESTS: tuple[Test, ...] = get_args(Test)
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much noise: on inputs in units of their range, on weights as a share of each."""
+
+    inputs: float = 0.0
+    weights: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [f"a = {self.inputs:.4g}"] * (self.inputs > 0) + [f"s = {self.weights:.4g}"] * (
+            self.weights > 0
+        )
+        return ", ".join(parts) or "none"
+
+
+@dataclass(frozen=True)
+class World:
+    """One perturbation: its test, mode and iteration, and which of the draws of that iteration it is.
+
+    `attempt` counts how often it was drawn before, because too few predictions did what they must.
+    """
+
+    test: Test
+    mode: Mode
+    iteration: int
+    draw: int
+    amount: Amount
+    attempt: int = 0
+
+    def key(self, root: Key) -> Key:
+        """The key of everything that is drawn for this world."""
+        key = root / self.test / self.mode / self.iteration / self.draw
+        return key / "again" / self.attempt if self.attempt else key
+
+    def of(self, task: Task, root: Key, published: bool = False) -> Task:
+        """The perturbed task; its targets stay the unperturbed predictions.
+
+        Weights come first, so that tokens get the embeddings of the perturbed model.
+        """
+        return perturbed(task, self.amount, self.key(root), published)
+
+
+def perturbed(task: Task, amount: Amount, key: Key, published: bool = False) -> Task:
+    """The task under noise on its weights, its inputs (tokens at their embeddings), or both."""
+    if amount.weights > 0:
+        task = task.with_noise(amount.weights, key / "weights")
+    if amount.inputs > 0:
+        task = movable(task)
+        task = task.with_inputs(noisy_inputs(task, amount.inputs, key, published))
+    return task
+
+
+def unperturbed(task: Task, test: Test) -> Task:
+    """What a test's worlds are compared with: where inputs move, tokens are seen at their embeddings."""
+    return task if test == "mpt" else movable(task)
+
+
+def plan(
+    tests: Sequence[Test],
+    amounts: dict[tuple[Test, Mode], Amount],
+    iterations: int | Sequence[int],
+    draws: int,
+) -> list[World]:
+    """All worlds, in the order they are visited: what is interrupted has whole iterations of every test."""
+    return [
+        World(test, mode, iteration, draw, amounts[test, mode])
+        for iteration in (range(iterations) if isinstance(iterations, int) else iterations)
+        for draw in range(draws)
+        for test in tests
+        for mode in MODES
+    ]
+
+
+def check_tests(tests: Sequence[str], task: Task) -> tuple[Test, ...]:
+    """Known tests, each once, that this task can undergo."""
+    given = (tests,) if isinstance(tests, str) else tuple(tests)
+    if not given:
+        raise InputError(f"give at least one test among {', '.join(TESTS)}")
+    for test in given:
+        if test not in TESTS:
+            raise unknown_name("test", str(test), TESTS)
+    if len(set(given)) != len(given):
+        raise InputError(f"each test once, got {', '.join(given)}")
+    if set(given) & {"mpt", "combined"} and not _has_weights(task):
+        raise NotApplicableError(
+            f"{type(task.model).__name__} has no weights that torch can see, so MPT cannot put noise on "
+            "them; use tests=('ipt',)"
+        )
+    reason = why_no_noise(task)
+    if set(given) & {"ipt", "combined"} and reason is not None:
+        raise NotApplicableError(f"IPT puts noise on inputs, but {reason}; or use tests=('mpt',)")
+    return given  # type: ignore[return-value]
+
+
+def _has_weights(task: Task) -> bool:
+    return any(p.is_floating_point() for p in task.predictor.model.parameters())
+
+
+def unit_range(task: Task) -> tuple[Tensor, Tensor]:
+    """The smallest and largest value of every unit, shaped to broadcast over inputs.
+
+    From the reference rows, or the inputs where there are none. What shares a unit shares a range: the
+    elements of one channel of an image or a series, of one dimension of an embedding; a column of a table
+    has its own.
+    """
+    rows = task.inputs if task.train is None else task.train
+    there = touched(task) if task.train is None else torch.ones_like(rows, dtype=torch.bool)
+    axes = _sharing(task)
+    low = torch.where(there, rows, torch.inf).amin(axes, keepdim=True)
+    high = torch.where(there, rows, -torch.inf).amax(axes, keepdim=True)
+    return low, high
+
+
+def _sharing(task: Task) -> tuple[int, ...]:
+    every = tuple(range(task.inputs.dim()))
+    if task.modality == "image":
+        return tuple(axis for axis in every if axis != 1)
+    if task.modality == "text":
+        return every[:-1]
+    if task.modality == "series":
+        return (0, time_axis(task))
+    return (0,)
+
+
+def noisy_inputs(task: Task, amount: float, key: Key, published: bool = False) -> Tensor:
+    """x + U(-a, a), a in units of the range and clipped to it; padding stays as it is.
+
+    A value that lies outside the range of the reference rows is not pulled into it. `published` adds noise in
+    the inputs' own units and clips at their smallest value only.
+    """
+    noise = amount * uniform_noise(task, key / "input", 0)
+    if published:
+        return torch.maximum(task.inputs + noise, task.inputs.amin())
+    low, high = unit_range(task)
+    moved = task.inputs + noise * (high - low)
+    bounded = moved.clamp(torch.minimum(low, task.inputs), torch.maximum(high, task.inputs))
+    return torch.where(touched(task), bounded, task.inputs)
+
+
+def check_head(task: Task, epsilon: float | None) -> None:
+    """A regression has no class that could change: the caller says how far is elsewhere (A.1.1)."""
+    if task.head == "regression" and epsilon is None:
+        raise InputError(
+            "in a regression nothing says when a prediction has changed; give epsilon=..., in units of the "
+            "output"
+        )
+    if epsilon is not None and not epsilon > 0:
+        raise InputError(f"epsilon must be positive, got {epsilon}")
+
+
+def held(task: Task, outputs: Tensor, epsilon: float | None = None) -> Tensor:
+    """Whether each prediction (N,) is that of the unperturbed task.
+
+    The same class, the same set of labels, all tokens of an answer, or for a regression |dy| <= epsilon
+    (A.1.1). An answer that is not finite agrees with nothing.
+    """
+    clean = task.outputs
+    finite = outputs.isfinite().all(-1)
+    if task.head == "regression":
+        place = task.targets[:, None]
+        moved = (outputs.gather(1, place) - clean.gather(1, place))[:, 0].double().abs()
+        return (moved <= (epsilon or 0.0)) & finite
+    if task.head == "generation":
+        return (outputs[:, 1] >= 1) & finite
+    if task.head == "multilabel":
+        return ((outputs > 0) == (clean > 0)).all(-1) & finite
+    return (outputs.argmax(-1) == clean.argmax(-1)) & finite
+
+
+def answers(task: Task) -> Tensor:
+    """The outputs of a perturbed task, finite or not; counted to nobody, as a task's own outputs are."""
+
+    def ask() -> Tensor:
+        with task.session():
+            return task.predictor.chunk(task.inputs, task.side)
+
+    outputs: Tensor = task.uncounted(ask)
+    return outputs
+
+
+def changes_that_matter(task: Task) -> float:
+    """The share of changed predictions that counts as disrupted: min(0.5, 0.8 (1 - 1/C))."""
+    classes = task.n_outputs if task.head in ("multiclass", "binary") else 0
+    return min(0.5, 0.8 * (1 - 1 / classes)) if classes else 0.5
+
+
+def share_changed(kept: Tensor) -> Tensor:
+    """The share of predictions that did not hold."""
+    return 1 - kept.to(torch.float64).mean(-1)
+
+
+Strength = Literal["published", "calibrated"] | float | Mapping[str, float]
+"""A rule, one number for every test, or a number per test: {"ipt": 0.5, "mpt": 2.0}."""
+PUBLISHED: Mapping[Mode, Mapping[Test, float]] = {
+    "nr": {"ipt": 0.001, "mpt": 0.001},
+    "ar": {"ipt": 5.0, "mpt": 2.0},
+}
+MOST: Mapping[Test, float] = {"ipt": 5.0, "mpt": 10.0}
+"""The search ends at noise of ten times the weights, of five times the range."""
+SLIGHT = 0.05
+DRAWS, SAMPLES = 20, 256
+HALVINGS, REFINEMENTS = 12, 4
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The noise found, the share of predictions it changes, and whether the target was reached."""
+
+    amount: float
+    changed: float
+    target: float
+    reached: bool
+
+
+def share_changed_by(
+    task: Task, test: Test, amount: float, epsilon: float | None, key: Key, draws: int = DRAWS
+) -> float:
+    """The share of predictions that noise of this amount changes, mean over draws."""
+    noise = Amount(inputs=amount) if test == "ipt" else Amount(weights=amount)
+    # the same draws at every amount, so that the share rises smoothly with it
+    shares = [
+        share_changed(held(task, answers(perturbed(task, noise, key / draw)), epsilon))
+        for draw in range(draws)
+    ]
+    return float(torch.stack(shares).mean())
+
+
+def calibrate(
+    task: Task,
+    test: Test,
+    mode: Mode,
+    epsilon: float | None = None,
+    seed: int = 0,
+    draws: int = DRAWS,
+    disrupted: float | None = None,
+) -> Calibrated:
+    """The smallest noise that disrupts (AR), or the largest that changes at most 5% (NR).
+
+    Disrupted means that the mean share of changed predictions reaches min(0.5, 0.8 (1 - 1/C)), or the share
+    `disrupted`. The amount
+    doubles from 1/4096 of the largest allowed until it is passed, then the interval is halved four times (on
+    a log scale). Asked of at most 256 samples; found once per task.
+    """
+
+    def search() -> Calibrated:
+        few = task
+        if len(task) > SAMPLES:
+            order = keyed.bits(Key(seed) / "meta samples", task.draw_ids, 0, 1)[:, 0].argsort()
+            few = task[order[:SAMPLES].sort().values]
+        key = Key(seed) / "meta strength" / test
+        target = (disrupted or changes_that_matter(task)) if mode == "ar" else SLIGHT
+
+        def passed(amount: float) -> tuple[bool, float]:
+            changed = share_changed_by(few, test, amount, epsilon, key, draws)
+            return (changed >= target if mode == "ar" else changed > target), changed
+
+        low, low_changed = MOST[test] / 2**HALVINGS, 0.0
+        for halving in range(HALVINGS, -1, -1):
+            high = MOST[test] / 2**halving
+            crossed, high_changed = passed(high)
+            if crossed:
+                break
+            low, low_changed = high, high_changed
+        else:
+            return Calibrated(high, high_changed, target, mode == "nr")
+        for _ in range(REFINEMENTS if high > low else 0):
+            middle = (low * high) ** 0.5
+            crossed, changed = passed(middle)
+            if crossed:
+                high, high_changed = middle, changed
+            else:
+                low, low_changed = middle, changed
+        if mode == "ar":
+            return Calibrated(high, high_changed, target, True)
+        return Calibrated(low, low_changed, target, low_changed <= target)
+
+    found: Calibrated = task.calibrated(
+        f"meta strength {test} {mode} {epsilon} {seed} {draws} {disrupted}", search
+    )
+    return found
+
+
+def amounts(
+    task: Task,
+    tests: tuple[Test, ...],
+    strengths: Mapping[Mode, Strength],
+    epsilon: float | None,
+    seed: int,
+) -> tuple[dict[tuple[Test, Mode], Amount], list[str]]:
+    """The noise of every (test, mode), and remarks where a target was out of reach.
+
+    The combined test uses both amounts at once.
+    """
+    found: dict[tuple[Test, Mode], Amount] = {}
+    remarks: list[str] = []
+    singles: tuple[Test, ...] = ("ipt", "mpt")
+    needed = [t for t in singles if t in tests or "combined" in tests]
+    for mode in MODES:
+        chosen: dict[str, float] = {}
+        for test in needed:
+            chosen[test], remark = _amount(task, test, mode, strengths[mode], epsilon, seed)
+            remarks += [remark] * bool(remark)
+        for test in tests:
+            found[test, mode] = Amount(
+                chosen["ipt"] if test in ("ipt", "combined") else 0.0,
+                chosen["mpt"] if test in ("mpt", "combined") else 0.0,
+            )
+    return found, remarks
+
+
+def _amount(
+    task: Task, test: Test, mode: Mode, strength: Strength, epsilon: float | None, seed: int
+) -> tuple[float, str]:
+    if isinstance(strength, Mapping):
+        if test not in strength:
+            raise InputError(f"{mode}={dict(strength)} gives no strength for {test}; it needs every test")
+        strength = strength[test]
+    if isinstance(strength, str):
+        if strength == "published":
+            return PUBLISHED[mode][test], ""
+        if strength != "calibrated":
+            raise unknown_name("strength", strength, ("published", "calibrated"))
+        got = calibrate(task, test, mode, epsilon, seed)
+        if got.reached:
+            return got.amount, ""
+        verb = "reach" if mode == "ar" else "stay below"
+        return got.amount, (
+            f"{test} {mode}: no noise up to {MOST[test]:g} makes the share of changed predictions {verb} "
+            f"{got.target:.2f}; {got.amount:.3g} is used, which changes {got.changed:.2f}"
+        )
+    if not isinstance(strength, int | float) or not 0 < float(strength) < float("inf"):
+        raise InputError(f"a strength is positive, 'published' or 'calibrated'; got {mode}={strength!r}")
+    return float(strength), ""
