@@ -58,10 +58,10 @@ def audit(family: str, seed: int, samples: int, effort: str = "quick") -> dict[s
                 "trusted": place.trusted,
                 "p": place.p,
                 "p_holm": place.p_holm,
-                "refused": place.doubts.refused,
-                "alike": place.doubts.alike,
-                "twin": place.doubts.twin,
-                "tests": [[t.line, t.rival, t.rate, t.p, t.samples] for t in place.tests],
+                "refused": place.posthoc.refused,
+                "alike": place.posthoc.alike,
+                "twin": place.posthoc.twin,
+                "tests": [[t.criterion, t.rival, t.rate, t.p, t.samples] for t in place.tests],
             }
             for place in found.ranking
         },
@@ -88,8 +88,8 @@ def upper_bound(hits: int, audits: int, level: float = 0.95) -> float:
 
 
 ASKED: dict[str, Callable[[str, str], bool]] = {
-    "removal alone": lambda line, rival: line != "swap",
-    "and maps of another model lose here": lambda line, rival: line != "swap" or rival in HERE,
+    "removal alone": lambda line, rival: line != "randomisation",
+    "and maps of another model lose here": lambda line, rival: line != "randomisation" or rival in HERE,
     "and win there, for the same class": lambda line, rival: "own class" not in rival and rival != SIZE,
     "and for each model's own class": lambda line, rival: rival != SIZE,
     "and beat the size of the input there": lambda line, rival: True,

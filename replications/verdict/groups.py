@@ -25,7 +25,7 @@ from veridical.functional import best_probability, leading_group, mean_units, wi
 
 SIZES = (24, 64, 200)
 METHODS, METRICS = 5, 4
-AGREE = 0.8
+MIN_AGREEMENT = 0.8
 """The correlation of two metrics' noise."""
 PERMUTATIONS = 399
 
@@ -58,7 +58,9 @@ def simulate(scenario: Scenario, samples: int, seed: int) -> tuple[Tensor, Tenso
     if not scenario.spread:
         own = own - own.mean(1, keepdim=True)  # what one metric adds another takes: nobody is best
     seen = (quality + own)[..., None]
-    noise = AGREE**0.5 * draw(METHODS, 1, samples) + (1 - AGREE) ** 0.5 * draw(METHODS, METRICS, samples)
+    noise = MIN_AGREEMENT**0.5 * draw(METHODS, 1, samples) + (1 - MIN_AGREEMENT) ** 0.5 * draw(
+        METHODS, METRICS, samples
+    )
     common = draw(1, METRICS, samples)
     scores = seen + (1 - scenario.shared) ** 0.5 * noise + scenario.shared**0.5 * common
     units = win_units(scores[:, None], scores[None], 1e-9).mean(2)

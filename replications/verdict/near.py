@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from replications.verdict import worlds
-from veridical.auditing.candidates import choose_judges
+from veridical.auditing.candidates import choose_metrics
 from veridical.auditing.effort import EFFORTS
 from veridical.auditing.evidence import Grid, Test, units
 from veridical.auditing.jobs import Job, carry_out
@@ -84,7 +84,7 @@ def study(family: str, seed: int, samples: int) -> dict[str, list[dict[str, floa
     for name, cheat in one_sided(model).items():
         cheats.CHEATS[name] = cheat
         methods[name] = RedTeamMember(cheat=name)
-    metrics, grid = choose_judges(task, EFFORTS["glance"], None, ("removal",)).removal, Grid.of(task)
+    metrics, grid = choose_metrics(task, EFFORTS["glance"], None, ("removal",)).removal, Grid.of(task)
     path = [on(task, between(model, copies.modules[0], share)) for share in STEPS]
     path = [one.with_targets(one.predictions) for one in path]
     found: dict[str, list[dict[str, float]]] = {}

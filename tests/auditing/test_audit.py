@@ -13,7 +13,7 @@ from torch import nn
 
 import veridical as vd
 from veridical.auditing import EFFORTS, audit, run
-from veridical.auditing.candidates import choose_explainers, choose_judges
+from veridical.auditing.candidates import choose_explainers, choose_metrics
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 
 TINY = replace(
@@ -116,10 +116,10 @@ def test_the_result_is_complete(planted):
     assert {j.line for j in planted.verdict.judges} >= {
         "removal", "truth", "GEF", "robustness", "randomisation", "complexity", "localisation",
     }  # fmt: skip
-    assert planted.verdict.lines == ("removal", "swap", "truth")
+    assert planted.verdict.criteria == ("removal", "randomisation", "truth")
     assert planted.damage is not None
-    assert set(planted.seconds) >= {"checks", "race", "description", "verdict"}
-    assert planted.costs["race"].forward > 0
+    assert set(planted.seconds) >= {"checks", "elimination", "description", "verdict"}
+    assert planted.costs["elimination"].forward > 0
     assert planted.standings
     assert len(planted.beside) == 3
     plain = json.loads(json.dumps(planted.to_json(), allow_nan=False))
@@ -158,7 +158,7 @@ def test_company_changes_no_number_of_a_method():
             other.high,
             other.samples,
         )
-        removal = [[t for t in place.tests if t.line != "swap"] for place in (one, other)]
+        removal = [[t for t in place.tests if t.criterion != "randomisation"] for place in (one, other)]
         assert removal[0] == removal[1]
         for what in alone.verdict.deciding:
             cells = [r.evaluation.scores[who, what.metric].values for r in (alone, more)]
@@ -187,7 +187,7 @@ def test_a_black_box_is_trusted_provisionally():
     assert result.sentences[0].startswith("Use, provisionally, ")
     assert "no weights" in result.sentences[1]
     # 2^5 subsets of 40 samples decide everything; each is asked of the fill's 100 rows
-    assert result.costs["race"].forward <= 40 * 2**5 * 100
+    assert result.costs["elimination"].forward <= 40 * 2**5 * 100
 
 
 def test_the_user_may_choose_metrics_controls_and_lines():
@@ -198,7 +198,7 @@ def test_the_user_may_choose_metrics_controls_and_lines():
         explainers=["occlusion", "saliency"],
         metrics=chosen,
         controls=["random", "constant"],
-        lines=["removal"],
+        criteria=["removal"],
         effort=FAST,
         samples=24,
     )
@@ -206,7 +206,7 @@ def test_the_user_may_choose_metrics_controls_and_lines():
     assert [j.metric for j in result.verdict.deciding] == ["flips"]
     assert any(said.startswith("coin has no voice here") for said in result.sentences)
     assert [p.explainer for p in result.verdict.controls] == ["random", "constant"]
-    assert result.verdict.lines == ("removal",)
+    assert result.verdict.criteria == ("removal",)
     assert result.best == "occlusion"
     assert result.verdict["occlusion"].status == "provisional"
 
@@ -217,7 +217,7 @@ def test_what_does_not_fit_the_budget_is_named_first():
     dear = [name for name, why in result.skipped_explainers.items() if "budget" in why]
     assert "kernel_shap" in dear
     assert any(said.startswith("Not tried, for lack of budget") for said in result.sentences[:4])
-    assert result.costs["race"].forward + result.costs["race"].backward < 3 * 60_000
+    assert result.costs["elimination"].forward + result.costs["elimination"].backward < 3 * 60_000
     named = audit(task, explainers=["kernel_shap", "saliency"], effort=FAST, samples=24)
     assert "kernel_shap" in statuses(named)
     with pytest.raises(InputError, match="no explainer fits the budget"):
@@ -283,7 +283,9 @@ def test_nobody_beats_a_control_that_failed():
             effort=FAST,
             samples=24,
         )
-    assert {test.rival for test in result.verdict["occlusion"].tests if test.line == "removal"} == {"random"}
+    assert {test.rival for test in result.verdict["occlusion"].tests if test.criterion == "removal"} == {
+        "random"
+    }
     assert any("Nobody is compared with the control broken" in note for note in result.notes)
 
 
@@ -355,8 +357,8 @@ def test_a_long_audit_says_so_beforehand(monkeypatch):
 
 def test_judges_of_a_task_with_masks():
     task = vd.tasks.load("known/planted_patch")[:4]
-    assert list(choose_judges(task, TINY, None, ("removal", "truth")).truth) == ["relevance_rank_accuracy"]
-    without = choose_judges(task, TINY, None, ("removal",))
+    assert list(choose_metrics(task, TINY, None, ("removal", "truth")).truth) == ["relevance_rank_accuracy"]
+    without = choose_metrics(task, TINY, None, ("removal",))
     assert not without.truth
     assert "relevance_rank_accuracy" in without.describing
 
@@ -376,9 +378,9 @@ def test_bad_input_is_refused():
     with pytest.raises(InputError, match="budget is a whole number from 1"):
         audit(task, budget=0)
     with pytest.raises(UnknownNameError, match="removal"):
-        audit(task, lines=["removals"])
+        audit(task, criteria=["removals"])
     with pytest.raises(InputError, match="no verdict stands without"):
-        audit(task, lines=["swap"])
+        audit(task, criteria=["randomisation"])
     with pytest.raises(InputError, match="classes"):
         audit(vd.gef.class_task(vd.tasks.load("digits")))
 
@@ -393,8 +395,8 @@ def test_an_effort_with_too_few_draws_for_gef_leaves_it_out() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"lines": torch.arange(2)}, "lines is several"),
-        ({"lines": [torch.ones(2), "removal"]}, "lines is several|no line of evidence"),
+        ({"criteria": torch.arange(2)}, "lines is several"),
+        ({"criteria": [torch.ones(2), "removal"]}, "lines is several|no line of evidence"),
         ({"metrics": ["max_sensitivity"]}, "none of these metrics judges finished maps"),
         ({"metrics": []}, "none of these metrics judges finished maps"),
     ],

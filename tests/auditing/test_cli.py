@@ -44,7 +44,7 @@ def test_an_audit_writes_its_verdict(tmp_path):
     ("extra", "said"),
     [
         (["--effort", "lazy"], "lazy"),
-        (["--line", "hearsay"], "hearsay"),
+        (["--criterion", "hearsay"], "hearsay"),
         (["--metric", "no_metric"], "no_metric"),
         (["-e", "no_such"], "no_such"),
     ],

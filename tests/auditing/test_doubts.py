@@ -11,19 +11,19 @@ from torch import nn
 import veridical as vd
 from tests.auditing.test_audit import TINY
 from tests.auditing.test_verdict import JUDGES, field, said
-from veridical.auditing import posthoc_checks as doubts
+from veridical.auditing import posthoc_checks as posthoc
 from veridical.auditing.evidence import Test
 from veridical.auditing.posthoc_checks import (
-    AGREE,
     ALIKE,
+    MIN_AGREEMENT,
     PAIRS,
-    Doubts,
+    PosthocChecks,
     agreement,
     class_likeness,
     likeness,
-    mates,
     nearly_the_same,
     reason,
+    same_target,
     twin_of,
 )
 from veridical.auditing.verdict import decide
@@ -67,37 +67,40 @@ def test_nearly_flat_maps_agree_though_they_do_not_correlate():
     flat = torch.ones(3, 9)
     assert float(likeness(flat, flat + 1e-3 * noise).max()) < 0.5
     assert float(agreement(flat, flat + 1e-3 * noise).min()) > 0.99
-    assert float(agreement(noise, noise.flip(1)).max()) < AGREE
+    assert float(agreement(noise, noise.flip(1)).max()) < MIN_AGREEMENT
     assert agreement(noise, 3 * noise).tolist() == pytest.approx([1.0] * 3)
 
 
 def test_mates_are_the_next_of_a_class_in_order():
     task = table(7).with_targets([0, 1, 0, 1, 0, 1, 0])
-    own, other = mates(task)
+    own, other = same_target(task)
     assert own.tolist() == list(range(7))
     assert other.tolist() == [2, 3, 4, 5, 6, 1, 0]
     lonely = table(3).with_targets([0, 1, 0])
-    assert [part.tolist() for part in mates(lonely)] == [[0, 2], [2, 0]]
-    assert all(not len(part) for part in mates(table(1)))
+    assert [part.tolist() for part in same_target(lonely)] == [[0, 2], [2, 0]]
+    assert all(not len(part) for part in same_target(table(1)))
 
 
 def test_features_that_stand_elsewhere_in_every_sample_have_no_mates():
-    assert not len(mates(vd.tasks.load("known/planted_tokens", samples=8))[0])
+    assert not len(same_target(vd.tasks.load("known/planted_tokens", samples=8))[0])
 
 
 def test_a_regression_has_one_class():
     task = vd.tasks.load("diabetes", samples=8)
-    assert len(mates(task)[0]) == 8
+    assert len(same_target(task)[0]) == 8
 
 
 def test_reasons_by_hand():
     lost = Test("sample", "", 0.5, 0.4, 0.6, 1.0, 30)
-    assert "thousandth (r = 0.20)" in reason(Doubts(twin=0.2, alike=0.1), False)
-    assert reason(Doubts(twin=AGREE, alike=0.1, sample=replace(lost, p=0.05)), False) == ""
-    assert "50% won, r = 1.00" in reason(Doubts(twin=1.0, alike=1.0, sample=lost), False)
-    assert reason(Doubts(twin=1.0, alike=1.0, sample=lost), True) == ""
-    assert reason(Doubts(alike=1.0, sample=replace(lost, samples=PAIRS - 1)), False) == ""
-    assert reason(Doubts(), False) == ""
+    assert "thousandth (r = 0.20)" in reason(PosthocChecks(perturbed_copy=0.2, alike=0.1), False)
+    assert (
+        reason(PosthocChecks(perturbed_copy=MIN_AGREEMENT, alike=0.1, sample=replace(lost, p=0.05)), False)
+        == ""
+    )
+    assert "50% won, r = 1.00" in reason(PosthocChecks(perturbed_copy=1.0, alike=1.0, sample=lost), False)
+    assert reason(PosthocChecks(perturbed_copy=1.0, alike=1.0, sample=lost), True) == ""
+    assert reason(PosthocChecks(alike=1.0, sample=replace(lost, samples=PAIRS - 1)), False) == ""
+    assert reason(PosthocChecks(), False) == ""
 
 
 def test_a_twin_answers_nearly_the_same_and_a_black_box_has_none():
@@ -122,14 +125,15 @@ def test_a_twin_answers_nearly_the_same_and_a_black_box_has_none():
 
 def test_a_doubted_method_is_not_trusted_and_the_verdict_says_why():
     known = field(
-        {"good": 3.0, "global": 4.0}, doubts={"global": Doubts(refused="it is of the class", alike=1.0)}
+        {"good": 3.0, "global": 4.0},
+        posthoc={"global": PosthocChecks(refused="it is of the class", alike=1.0)},
     )
     found = decide(known, JUDGES)
     assert found.best == "good"
     assert not found["global"].trusted
     assert found["global"].p_holm <= 0.05
     assert "Do not trust global: it is of the class." in said(found)
-    kept = field({"good": 3.0}, doubts={"good": Doubts(alike=0.97)})
+    kept = field({"good": 3.0}, posthoc={"good": PosthocChecks(alike=0.97)})
     assert any("hardly depend on the sample (r = 0.97" in one for one in said(decide(kept, JUDGES)))
     assert "refused" in found.to_frame().columns
 
@@ -141,13 +145,13 @@ def test_the_mean_map_of_the_class_and_the_backdoor_are_not_trusted():
     found = audit(task, true="integrated_gradients", **cheats)
     assert found.best == "true"
     assert [place.explainer for place in found.ranking if place.trusted] == ["true"]
-    true = found.verdict["true"].doubts
-    assert true.twin > 0.999
+    true = found.verdict["true"].posthoc
+    assert true.perturbed_copy > 0.999
     assert true.alike < 0.9
     assert true.sample.p <= 0.05
-    hidden = found.verdict["backdoor"].doubts
+    hidden = found.verdict["backdoor"].posthoc
     if found.verdict["backdoor"].p_holm <= 0.05:
-        assert hidden.twin < AGREE
+        assert hidden.perturbed_copy < MIN_AGREEMENT
         assert "thousandth" in hidden.refused
 
 
@@ -168,8 +172,8 @@ def test_maps_that_are_rightly_alike_keep_their_trust():
     task = table(64, OneColumn())
     found = audit(task, true="integrated_gradients")
     place = found.verdict["true"]
-    assert place.doubts.alike > ALIKE
-    assert place.doubts.refused == ""
+    assert place.posthoc.alike > ALIKE
+    assert place.posthoc.refused == ""
 
 
 def test_the_gradient_of_a_linear_model_is_rightly_the_same_and_a_mean_map_is_not():
@@ -178,13 +182,13 @@ def test_the_gradient_of_a_linear_model_is_rightly_the_same_and_a_mean_map_is_no
     with torch.no_grad():
         model.weight.copy_(torch.cat([weight, -weight]))
     task = table(32, model)
-    own, other = mates(task)
+    own, other = same_target(task)
     gradient = vd.explain("gradient", task)
     saliency, mean = vd.explain("saliency", task), vd.explain(red_team(task)["class_average"], task)
     assert class_likeness(saliency, own, other) == pytest.approx(1.0)
-    assert doubts.rightly_alike(saliency, gradient, own, other)
+    assert posthoc.rightly_alike(saliency, gradient, own, other)
     for yardstick in (gradient, vd.explain("occlusion", task)):
-        assert not doubts.rightly_alike(mean, yardstick, own, other)
+        assert not posthoc.rightly_alike(mean, yardstick, own, other)
 
 
 def _plus_noise(true, size, generator=None):
@@ -207,15 +211,15 @@ def test_maps_that_differ_from_call_to_call_are_not_trusted_and_not_called_a_bac
     found = audit(task, shaky=shaky, seeded=seeded, true="integrated_gradients")
     assert found.verdict["shaky"].p_holm <= 0.05  # it passes every test
     assert not found.verdict["shaky"].trusted
-    assert "from call to call" in found.verdict["shaky"].doubts.refused
-    assert "thousandth" not in found.verdict["shaky"].doubts.refused
-    assert found.verdict["seeded"].doubts.twin > AGREE
-    assert found.verdict["seeded"].doubts.again == pytest.approx(1.0)
+    assert "from call to call" in found.verdict["shaky"].posthoc.refused
+    assert "thousandth" not in found.verdict["shaky"].posthoc.refused
+    assert found.verdict["seeded"].posthoc.perturbed_copy > MIN_AGREEMENT
+    assert found.verdict["seeded"].posthoc.again == pytest.approx(1.0)
     assert found.verdict["seeded"].trusted
 
 
 def test_a_backdoor_does_not_hide_behind_noise_of_its_own():
-    """Maps that differ from call to call are no way past the question whether they hold for a twin."""
+    """Maps that differ from call to call do not get past the check of the weight-perturbed copy."""
     task = table(64)
     own = next(task.predictor.source.module.parameters()).detach().clone()
     calls = iter(range(10_000))
@@ -250,7 +254,7 @@ def test_who_has_no_map_for_a_twin_alone_is_not_trusted(way):
     found = audit(task, silent=silent, true="integrated_gradients")
     assert found.verdict["true"].trusted
     assert not found.verdict["silent"].trusted
-    assert "thousandth" in found.verdict["silent"].doubts.refused
+    assert "thousandth" in found.verdict["silent"].posthoc.refused
 
 
 def test_the_report_says_what_was_asked():
@@ -260,8 +264,8 @@ def test_the_report_says_what_was_asked():
     lines = {line["line"]: line for line in first_page(found)["evidence"]}
     assert lines["sample"]["held"] is True
     assert "another sample of the class" in lines["sample"]["said"][0]
-    assert lines["twin"]["held"] is True
-    assert "0.1%" in lines["twin"]["said"][0]
+    assert lines["perturbed_copy"]["held"] is True
+    assert "0.1%" in lines["perturbed_copy"]["said"][0]
 
 
 ROUNDING = {"vargrad"}
@@ -275,11 +279,11 @@ ROUNDING = {"vargrad"}
 def test_registered_methods_give_twins_the_same_maps(name):
     """All of them, with the same draws: else an honest method would be called a backdoor."""
     task = vd.tasks.load(name, samples=3)
-    twin = task.with_module(twin_of(task, 0)).changed(alone=True)
+    perturbed_copy = task.with_module(twin_of(task, 0)).changed(alone=True)
     for who in registry:
         method = as_explainer(who)
         if method.why_not(task) is not None or (who in ROUNDING and name.startswith("known/")):
             continue
-        maps: list[Explanation] = [method(one, Key(0)) for one in (task, twin)]
+        maps: list[Explanation] = [method(one, Key(0)) for one in (task, perturbed_copy)]
         r = float(agreement(maps[0].values, maps[1].values, maps[0].valid).median())
         assert r > 0.98, f"{who}: r = {r:.3f}"

@@ -11,8 +11,8 @@ import torch
 import veridical as vd
 from tests.auditing.test_audit import TINY
 from veridical.auditing import EFFORTS, audit, jobs
-from veridical.auditing.candidates import choose_judges
-from veridical.auditing.elimination import Price, price_of_scores, runners
+from veridical.auditing.candidates import choose_metrics
+from veridical.auditing.elimination import CostEstimate, candidates, cost_of_scores
 from veridical.auditing.jobs import Job, JobRunner
 from veridical.errors import InputError
 from veridical.explainers import as_explainer
@@ -55,15 +55,15 @@ def test_another_seed_task_or_setting_finds_nothing(tmp_path):
     job = Job("a", as_explainer("saliency"), metrics, task, task, "here")
     JobRunner(0, tmp_path, "x").do([job], "")
     assert len(list(tmp_path.iterdir())) == 1
-    for job_runner, asked in (
+    for runner, asked in (
         (JobRunner(1, tmp_path, "x"), job),
         (JobRunner(0, tmp_path, "y"), job),
         (JobRunner(0, tmp_path, "x"), replace(job, place="there")),
         (JobRunner(0, tmp_path, "x"), replace(job, explainer=as_explainer("gradient"))),
         (JobRunner(0, tmp_path, "x"), replace(job, draw=1)),
     ):
-        job_runner.do([asked], "")
-        assert job_runner.found == 0
+        runner.do([asked], "")
+        assert runner.found == 0
     same = JobRunner(0, tmp_path, "x")
     same.do([job], "")
     assert same.found == 1
@@ -75,9 +75,9 @@ def test_a_damaged_file_is_done_again(tmp_path):
     first = JobRunner(0, tmp_path).do([job], "")[0]
     for file in tmp_path.rglob("0.safetensors"):
         file.write_bytes(file.read_bytes()[:-3])
-    job_runner = JobRunner(0, tmp_path)
-    again = job_runner.do([job], "")[0]
-    assert job_runner.found == 0
+    jobs = JobRunner(0, tmp_path)
+    again = jobs.do([job], "")[0]
+    assert jobs.found == 0
     assert torch.equal(again.scores["sparseness"].values, first.scores["sparseness"].values)
 
 
@@ -123,28 +123,30 @@ def test_other_processes_give_the_same_bits():
 
 def test_prices_do_not_depend_on_what_was_asked_before():
     """Else an audit on many processes, which share nothing, would decide otherwise than one that shares."""
-    judges = choose_judges(vd.tasks.load("digits")[:24], FAST, None, ("removal",))
+    judges = choose_metrics(vd.tasks.load("digits")[:24], FAST, None, ("removal",))
     found = []
     for warm in (False, True):
         task = vd.tasks.load("digits")[:24]
         if warm:
             vd.score("rfid_plus", task, "occlusion")
-        found.append((price_of_scores(judges.removal, task, 0), {k: r.rows for k, r in racing(task).items()}))
+        found.append(
+            (cost_of_scores(judges.removal, task, 0), {k: r.rows for k, r in remaining(task).items()})
+        )
     assert found[0] == found[1]
     assert found[0][0].first > found[0][0].more > 0
     assert found[0][1]["occlusion"] > found[0][1]["saliency"] > 0
 
 
-def racing(task):
-    return runners({name: as_explainer(name) for name in METHODS}, task, 0)
+def remaining(task):
+    return candidates({name: as_explainer(name) for name in METHODS}, task, 0)
 
 
 def test_a_price_is_no_more_than_all_subsets():
-    price = Price(100, 10, 128)
-    assert price.of(1, 5) == 105
-    assert price.of(4, 50) == 128
+    estimate = CostEstimate(100, 10, 128)
+    assert estimate.of(1, 5) == 105
+    assert estimate.of(4, 50) == 128
     table = vd.tasks.load("known/linear")[:4]
-    few = price_of_scores({"pixel_flipping": registry.make("pixel_flipping")}, table, 0)
+    few = cost_of_scores({"pixel_flipping": registry.make("pixel_flipping")}, table, 0)
     assert few.most == 2**table.space.n_features * table.fill.repeats_on(table)
 
 

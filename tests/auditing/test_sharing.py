@@ -10,7 +10,7 @@ import veridical as vd
 from veridical.auditing.candidates import choose_explainers
 from veridical.auditing.description import enough_samples, where_agreement_falls
 from veridical.auditing.effort import EFFORTS, ON_HEAVY, Effort, effort_of, heavy
-from veridical.auditing.sampling import in_race_order, keyed_order, some_of
+from veridical.auditing.sampling import in_drawn_order, keyed_order, some_of
 from veridical.core.key import Key
 from veridical.gef import GEF, NoisePath
 from veridical.metrics import registry
@@ -95,15 +95,15 @@ def test_samples_are_a_keyed_choice(task):
     shuffled = task[torch.randperm(40, generator=torch.Generator().manual_seed(5))]
     assert set(some_of(shuffled, 10, 0).ids.tolist()) == set(ten)
     assert some_of(task, 40, 0) is task
-    # a race goes on with the samples behind those it has seen, in an order that ids and seed decide
-    assert in_race_order(shuffled, 20, 0).ids.tolist() == in_race_order(task, 20, 0).ids.tolist()
-    assert in_race_order(task, 40, 0).ids.tolist()[:20] == in_race_order(task, 20, 0).ids.tolist()
+    # a elimination goes on with the samples behind those it has seen, in an order that ids and seed decide
+    assert in_drawn_order(shuffled, 20, 0).ids.tolist() == in_drawn_order(task, 20, 0).ids.tolist()
+    assert in_drawn_order(task, 40, 0).ids.tolist()[:20] == in_drawn_order(task, 20, 0).ids.tolist()
 
 
 def test_a_set_sorted_by_class_is_audited_on_all_classes():
     labels = torch.arange(300) // 100
     task = vd.Task(nn.Linear(4, 3), torch.randn(300, 4), labels=labels)
-    assert torch.bincount(in_race_order(task, 60, 0).labels, minlength=3).min() >= 10
+    assert torch.bincount(in_drawn_order(task, 60, 0).labels, minlength=3).min() >= 10
 
 
 def test_heavy_models_get_a_lighter_plan_by_what_can_be_counted(task):
@@ -136,5 +136,5 @@ def test_the_second_opinion_is_bounded_and_says_when_it_is_not_given(task):
     assert (found.reliability is None) == bool(said)
     if found.reliability is not None:
         asked = found.costs["meta-evaluation"]
-        race = found.costs["race"]
-        assert asked.forward + asked.backward < race.forward + race.backward
+        elimination = found.costs["elimination"]
+        assert asked.forward + asked.backward < elimination.forward + elimination.backward

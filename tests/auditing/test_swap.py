@@ -13,7 +13,7 @@ from torch import nn
 import veridical as vd
 from tests.auditing.test_audit import TINY
 from veridical.auditing import model_randomisation as swap
-from veridical.auditing.elimination import runners
+from veridical.auditing.elimination import candidates
 from veridical.auditing.evidence import Grid, units
 from veridical.auditing.model_randomisation import (
     COPIES,
@@ -21,9 +21,9 @@ from veridical.auditing.model_randomisation import (
     on,
     other_models,
     pairings,
+    randomisation_jobs,
+    randomisation_units,
     size_jobs,
-    swap_jobs,
-    swap_units,
 )
 from veridical.core.key import Key
 from veridical.errors import InputError
@@ -159,17 +159,17 @@ def test_maps_for_the_other_class_are_made_where_it_is_another_one_and_units_sta
     def judged(explained, task, **more):
         return carry_out(swap.Job("x", explainer, judges, explained, task, "", **more), 0)
 
-    own = swap.marks([judged(given, given)], [40], judges)
-    done = [carry_out(job, 0) for job in swap_jobs("x", explainer, judges, pairs, "", made)]
+    own = swap.sample_scores([judged(given, given)], [40], judges)
+    done = [carry_out(job, 0) for job in randomisation_jobs("x", explainer, judges, pairs, "", made)]
     bare = [carry_out(job, 0) for job in size_jobs(judges, pairs, "")]
-    found = swap_units(own, pairs, done, bare, list(judges), Grid.of(given))
+    found = randomisation_units(own, pairs, done, bare, list(judges), Grid.of(given))
     assert sum(len(one.explanation) for one in done) == 4 * len(given) - 2 * same
     order = torch.cat([pair.rows for pair in pairs]).argsort()
 
     def wins(first, other):
         """Over all samples, of what is done for each copy."""
         both = [
-            first if isinstance(first, swap.Marks) else joined(map(first, pairs)).take(order),
+            first if isinstance(first, swap.SampleScores) else joined(map(first, pairs)).take(order),
             joined(map(other, pairs)).take(order),
         ]
         return units(both[0], [both[1]], Grid.of(given))
@@ -178,7 +178,7 @@ def test_maps_for_the_other_class_are_made_where_it_is_another_one_and_units_sta
         return swap.joined(list(parts))
 
     def marked(done, pair):
-        return swap.marks([done], [len(pair.rows)], judges)
+        return swap.sample_scores([done], [len(pair.rows)], judges)
 
     def theirs(pair):
         return marked(judged(pair.theirs, pair.theirs), pair)
@@ -205,13 +205,15 @@ def rates(given, explainer, metrics=("pixel_flipping",)):
     copies, _ = other_models(given, 0)
     pairs = pairings(given, 0, copies)
     made = explainer(given, Key(0))
-    jobs = swap_jobs("x", explainer, judges, pairs, "here", made)
+    jobs = randomisation_jobs("x", explainer, judges, pairs, "here", made)
     done = [carry_out(job, 0) for job in jobs]
-    own = swap.marks(
+    own = swap.sample_scores(
         [carry_out(swap.Job("x", explainer, judges, given, given, "own"), 0)], [len(given)], judges
     )
     bare = [carry_out(job, 0) for job in size_jobs(judges, pairs, "here")]
-    return [float(won.mean()) for won in swap_units(own, pairs, done, bare, list(judges), Grid.of(given))]
+    return [
+        float(won.mean()) for won in randomisation_units(own, pairs, done, bare, list(judges), Grid.of(given))
+    ]
 
 
 def test_a_true_method_wins_and_a_map_of_the_input_ties():
@@ -284,7 +286,7 @@ def test_no_cheat_is_trusted(name):
 def test_rows_of_a_map_are_counted_with_nothing_at_hand():
     given = task()
     vd.explain("occlusion", given)
-    counted = runners({"occlusion": as_explainer("occlusion")}, given, 0)
+    counted = candidates({"occlusion": as_explainer("occlusion")}, given, 0)
     assert counted["occlusion"].rows == 6
 
 

@@ -17,8 +17,8 @@ from veridical.auditing.evidence import (
     THERE,
     Entry,
     Grid,
-    Marks,
     Rules,
+    SampleScores,
     Test,
     corrected,
     largest_p,
@@ -31,10 +31,10 @@ from veridical.auditing.evidence import (
 GRID = Grid(1e-5, 0.1)
 
 
-def marks(values, missing=None):
+def sample_scores(values, missing=None):
     table = torch.as_tensor(values, dtype=torch.float64)
     gone = torch.zeros(table.shape[-1], dtype=torch.bool) if missing is None else torch.as_tensor(missing)
-    return Marks(table, gone)
+    return SampleScores(table, gone)
 
 
 def random_marks(seed, metrics=3, samples=20, holes=True):
@@ -42,7 +42,7 @@ def random_marks(seed, metrics=3, samples=20, holes=True):
     table = rng.integers(-3, 4, (metrics, samples)).astype(float)
     if holes:
         table[rng.random(table.shape) < 0.1] = np.nan
-    return marks(table)
+    return sample_scores(table)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -56,29 +56,29 @@ def test_units_agree_with_a_slow_rewrite(seed):
 
 def test_a_missing_map_loses_and_a_missing_score_ties():
     nan = math.nan
-    own = marks([[5.0, nan, 5.0, nan]], [False, False, True, True])
-    other = marks([[1.0, 1.0, 1.0, 1.0]], [False, False, False, True])
+    own = sample_scores([[5.0, nan, 5.0, nan]], [False, False, True, True])
+    other = sample_scores([[1.0, 1.0, 1.0, 1.0]], [False, False, False, True])
     assert units(own, [other], GRID).tolist() == [1.0, 0.5, 0.0, 0.5]
     assert units(other, [own], GRID).tolist() == [0.0, 0.5, 1.0, 0.5]
 
 
 def test_a_control_without_a_map_is_not_beaten():
-    own, control = marks([[5.0, 5.0]]), marks([[1.0, 1.0]], [False, True])
+    own, control = sample_scores([[5.0, 5.0]]), sample_scores([[1.0, 1.0]], [False, True])
     assert units(own, [control], GRID).tolist() == [1.0, 1.0]
     assert units(own, [control.tied_where_missing()], GRID).tolist() == [1.0, 0.5]
 
 
 def test_rounding_is_no_win():
     """Four methods equal to 4e-6 were told apart by their last digits."""
-    own, other = marks([[0.5, 0.5, 1e-7]]), marks([[0.5 + 4e-6, 0.5 - 4e-6, 0.0]])
+    own, other = sample_scores([[0.5, 0.5, 1e-7]]), sample_scores([[0.5 + 4e-6, 0.5 - 4e-6, 0.0]])
     assert units(own, [other], GRID).tolist() == [0.5, 0.5, 0.5]
-    assert units(marks([[0.5]]), [marks([[0.5 - 1e-4]])], GRID).tolist() == [1.0]
+    assert units(sample_scores([[0.5]]), [sample_scores([[0.5 - 1e-4]])], GRID).tolist() == [1.0]
 
 
 def test_the_mean_of_draws_is_not_what_is_beaten():
     """On skewed scores noise beats the mean of noise; against each draw it wins half."""
-    own = marks([[1.0]])
-    draws = [marks([[0.9]]), marks([[1.1]]), marks([[1.2]]), marks([[-50.0]])]
+    own = sample_scores([[1.0]])
+    draws = [sample_scores([[0.9]]), sample_scores([[1.1]]), sample_scores([[1.2]]), sample_scores([[-50.0]])]
     assert units(own, draws, GRID).tolist() == [0.5]
 
 
@@ -112,7 +112,10 @@ def test_losing_is_shown_by_betting_against():
 
 
 def test_the_largest_p_decides_and_holm_counts_everybody():
-    tests = [Test("removal", "a", 0.9, 0.8, 1.0, 0.001, 24), Test("swap", "b", 0.6, 0.4, 0.8, 0.3, 24)]
+    tests = [
+        Test("removal", "a", 0.9, 0.8, 1.0, 0.001, 24),
+        Test("randomisation", "b", 0.6, 0.4, 0.8, 0.3, 24),
+    ]
     assert largest_p(tests) == 0.3
     assert largest_p([]) == 1.0
     p = {"a": 0.02, "b": 0.01, "c": 0.5}
@@ -121,9 +124,9 @@ def test_the_largest_p_decides_and_holm_counts_everybody():
 
 
 def test_a_line_that_was_not_reached_counts_as_lost():
-    rules = Rules(("removal", "swap"), GRID, (0,), {"random": [marks([[0.0] * 30])]}, {})
-    found = rules.tests(Entry("x", marks([[1.0] * 30])))
-    assert [test.line for test in found] == ["removal", *["swap"] * len((*HERE, *THERE))]
+    rules = Rules(("removal", "randomisation"), GRID, (0,), {"random": [sample_scores([[0.0] * 30])]}, {})
+    found = rules.tests(Entry("x", sample_scores([[1.0] * 30])))
+    assert [test.criterion for test in found] == ["removal", *["randomisation"] * len((*HERE, *THERE))]
     assert found[0].p < 1e-5
     assert largest_p(found) == 1.0
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from veridical.auditing.evidence import ALPHA, HERE, THERE, Entry, Grid, Marks, Rules
+from veridical.auditing.evidence import ALPHA, HERE, THERE, Entry, Grid, Rules, SampleScores
 from veridical.auditing.sentences import sentences
 from veridical.auditing.verdict import Field, Judge, decide
 
@@ -18,34 +18,34 @@ JUDGES = [Judge("rfid", "removal", True, 0.7, 0.6, 0.8), Judge("qge", "removal",
 def drawn(seed, samples, mean=0.0, metrics=2):
     generator = torch.Generator().manual_seed(seed)
     table = mean + torch.randn(metrics, samples, generator=generator, dtype=torch.float64)
-    return Marks(table, torch.zeros(samples, dtype=torch.bool))
+    return SampleScores(table, torch.zeros(samples, dtype=torch.bool))
 
 
 def won(share, samples):
-    """Units of the swap: a share of every ten samples is won."""
+    """Units of the randomisation: a share of every ten samples is won."""
     units = (torch.arange(samples) % 10 < 10 * share).double()
     return tuple(units for _ in (*HERE, *THERE))
 
 
-def rules(samples=64, lines=("removal",), heard=(0, 1), seed=0):
+def rules(samples=64, criteria=("removal",), admissible=(0, 1), seed=0):
     controls = {
         "random": [drawn(1000 + 10 * seed + i, samples) for i in range(4)],
         "input_magnitude": [drawn(2000 + seed, samples, 0.3)],
     }
-    return Rules(lines, GRID, heard, controls, {})
+    return Rules(criteria, GRID, admissible, controls, {})
 
 
-def field(means, samples=64, lines=("removal",), swap=0.95, seed=0, **more):
+def field(means, samples=64, criteria=("removal",), swap=0.95, seed=0, **more):
     entries = {
         name: Entry(
             name,
             drawn(10 * seed + i, samples, mean),
-            swap=won(swap, min(24, samples)) if "swap" in lines else (),
+            randomisation=won(swap, min(24, samples)) if "randomisation" in criteria else (),
         )
         for i, (name, mean) in enumerate(means.items())
     }
     rows = {name: 10 * (i + 1) for i, name in enumerate(means)}
-    return Field(entries, rules(samples, lines, seed=seed), rows, **more)
+    return Field(entries, rules(samples, criteria, seed=seed), rows, **more)
 
 
 class Nothing:
@@ -84,9 +84,9 @@ def test_a_ranking_prints_as_a_table():
 
 def test_removal_and_swap_must_both_hold():
     """A map that moves with the model wins the swap and knows no feature; a template the other way round."""
-    lines = ("removal", "swap")
-    both = field({"true": 3.0, "moving": 0.0, "template": 3.0}, lines=lines)
-    both.entries["template"].__dict__["swap"] = won(0.5, 24)
+    lines = ("removal", "randomisation")
+    both = field({"true": 3.0, "moving": 0.0, "template": 3.0}, criteria=lines)
+    both.entries["template"].__dict__["randomisation"] = won(0.5, 24)
     found = decide(both, JUDGES)
     assert [p.explainer for p in found.ranking if p.trusted] == ["true"]
     text = " ".join(said(found))
@@ -96,7 +96,7 @@ def test_removal_and_swap_must_both_hold():
 def test_equal_methods_are_one_group_and_the_cheapest_is_named():
     """Four methods equal up to rounding were given probabilities of being best."""
     base = drawn(5, 64, 3.0)
-    noisy = {f"m{i}": Entry(f"m{i}", Marks(base.utility + 4e-7 * i, base.missing)) for i in range(4)}
+    noisy = {f"m{i}": Entry(f"m{i}", SampleScores(base.utility + 4e-7 * i, base.missing)) for i in range(4)}
     known = Field(noisy, rules(), {"m0": 40, "m1": 30, "m2": 10, "m3": 20})
     found = decide(known, JUDGES)
     assert found.groups == (("m0", "m1", "m2", "m3"),)
@@ -154,7 +154,7 @@ def test_below_24_samples_there_is_no_verdict():
 
 def test_without_a_voice_or_a_control_there_is_no_verdict():
     known = field({"good": 9.0})
-    silent = Field(known.entries, rules(heard=()), known.rows)
+    silent = Field(known.entries, rules(admissible=()), known.rows)
     found = decide(silent, [])
     assert found.best is None
     assert "no metric sees the damage" in found.why_none
@@ -166,7 +166,7 @@ def test_without_a_voice_or_a_control_there_is_no_verdict():
 def test_a_failed_method_stays_in_the_ranking_and_counts_for_holm():
     known = field({"good": 3.0, "broken": 3.0})
     gone = known.entries["broken"].removal
-    known.entries["broken"].__dict__["removal"] = Marks(
+    known.entries["broken"].__dict__["removal"] = SampleScores(
         gone.utility * math.nan, torch.ones_like(gone.missing)
     )
     known = Field(known.entries, known.rules, known.rows, dropped={"broken": "its map failed: no idea"})
@@ -178,7 +178,7 @@ def test_a_failed_method_stays_in_the_ranking_and_counts_for_holm():
 
 
 def test_an_absent_line_makes_trust_provisional():
-    found = decide(field({"good": 3.0}, absent={"swap": "there are no weights"}), JUDGES)
+    found = decide(field({"good": 3.0}, absent={"randomisation": "there are no weights"}), JUDGES)
     assert found["good"].trusted
     assert found["good"].status == "provisional"
     assert said(found)[0].startswith("Use, provisionally, good")
@@ -198,7 +198,9 @@ def test_who_could_not_be_tried_is_named_at_once():
 
 
 def test_frames_hold_every_test():
-    frame = decide(field({"good": 3.0, "noise": 0.0}, lines=("removal", "swap")), JUDGES).to_frame()
+    frame = decide(
+        field({"good": 3.0, "noise": 0.0}, criteria=("removal", "randomisation")), JUDGES
+    ).to_frame()
     assert {"explainer", "score", "low", "high", "p", "p_holm", "trusted", "status", "group"} <= set(frame)
     assert "wins: removal, random" in frame
     assert frame["control"].tolist() == [False, False, True, True]

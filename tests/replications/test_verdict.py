@@ -81,7 +81,7 @@ def test_bounds_and_shares_are_counted_by_hand() -> None:
         methods = {
             name: {
                 "trusted": t,
-                "tests": [["removal", "random", 0.9, 0.001, 64], ["swap", SIZE, 0.5, 1 - t, 64]],
+                "tests": [["removal", "random", 0.9, 0.001, 64], ["randomisation", SIZE, 0.5, 1 - t, 64]],
             }
             for name, t in trusted.items()
         }

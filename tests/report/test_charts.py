@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from veridical.report import charts
 from veridical.report.svg import Scale, number, round_values, scale_of, tag
 
-LINES = [
+CRITERIA = [
     {"label": "good", "status": "best", "x": [0.0, 0.5, 1.0], "y": [0.0, 0.5, 1.0]},
     {"label": "<bad>", "status": "control", "x": [0.0, 0.5, 1.0], "y": [1.0, None, 0.0]},
 ]
@@ -52,7 +52,7 @@ def test_names_never_cover_each_other(wanted: list[float]) -> None:
 
 
 def test_lines_break_where_there_is_no_value() -> None:
-    drawing = charts.line_chart("Title", LINES, "x", "y")
+    drawing = charts.line_chart("Title", CRITERIA, "x", "y")
     paths = re.findall(r'<path d="([^"]+)" class="line (\w+)"|<path[^>]* d="([^"]+)"', drawing)
     broken = re.search(r'<path d="([^"]+)" class="line control"', drawing)
     assert paths
@@ -63,7 +63,7 @@ def test_lines_break_where_there_is_no_value() -> None:
 
 
 def test_higher_values_lie_higher() -> None:
-    drawing = charts.line_chart("Title", LINES[:1], "x", "y")
+    drawing = charts.line_chart("Title", CRITERIA[:1], "x", "y")
     line = re.search(r'<path d="([^"]+)" class="line best"', drawing)
     assert line is not None
     points = [tuple(map(float, p.split())) for p in re.findall(r"[ML]([\d.]+ [\d.]+)", line.group(1))]

@@ -30,7 +30,7 @@ def audit(
     *,
     metrics: Sequence[Any] | Mapping[str, Any] | None = None,
     controls: Sequence[Any] | Mapping[str, Any] | None = None,
-    lines: Sequence[str] | None = None,
+    criteria: Sequence[str] | None = None,
     others: Sequence[Any] | None = None,
     budget: Annotated[int, Within(1, 10**15)] | None = None,
     concepts: Any = None,
@@ -42,12 +42,13 @@ def audit(
 ) -> Audit:
     """Audit the explanations of a model: which explainer to use, which not to trust, and how sure that is.
 
-    Every applicable explainer, and controls that know nothing of the model, race over samples. A method is
-    trusted if it beats every control when features are removed (`metrics`), if its maps fit this model and
-    not a copy with other weights (swap), and, where object masks tell what matters, if it finds that (truth).
-    `lines` chooses among "removal", "swap" and "truth". `metrics` and `controls` take the place of ours. GEF,
-    robustness, randomisation and complexity describe. A black box cannot be copied with other weights: give
-    the swap `others`, models of the same kind trained on shuffled labels, or trust stays provisional.
+    Every applicable explainer, and controls that know nothing of the model, are compared on ever more
+    samples. A method is trusted if it beats every control when features are removed (`metrics`), if its maps
+    fit this model and not a copy with other weights (the model randomisation test), and, where object masks
+    tell what matters, if it finds that (truth). `criteria` chooses among "removal", "randomisation" and
+    "truth". `metrics` and `controls` take the place of ours. GEF, robustness, MPRT and complexity describe. A
+    black box cannot be copied with other weights: give `others`, models of the same kind trained on
+    shuffled labels, or trust stays provisional.
 
     `train` (rows, or rows with labels) lets F-Fidelity fine-tune where masks disturb the model. `effort` sets
     samples, draws and the budget; `samples` and `budget` (rows asked of the model) override it. What is
@@ -78,7 +79,7 @@ def audit(
     # on first use: an audit needs all five systems, and everybody who imports veridical would wait for them
     from veridical.auditing.run import run
 
-    said = {"explainers": explainers, "metrics": metrics, "controls": controls, "lines": lines}
+    said = {"explainers": explainers, "metrics": metrics, "controls": controls, "criteria": criteria}
     call = repeated(
         {**said, "others": others, "samples": samples, "budget": budget, "concepts": concepts}, effort, seed
     )
@@ -92,7 +93,7 @@ def audit(
         progress,
         metrics=metrics,
         controls=controls,
-        lines=lines,
+        criteria=criteria,
         others=others,
         # who names explainers wants them, whatever they cost
         keep_to_budget=explainers is None or budget is not None,

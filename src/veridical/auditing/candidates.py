@@ -47,10 +47,10 @@ FAMILIES = (
     "permutation_importance",
     "tree_shap",
 )
-"""One explainer per family: what an audit below `thorough` looks at, as far as they apply."""
+"""One explainer per family: what an audit below `thorough` stages at, as far as they apply."""
 CONTROLS = ("random", "input_magnitude", "sobel")
 """Maps that know nothing of the model; each has to be beaten."""
-LINES = ("removal", "swap", "truth")
+CRITERIA = ("removal", "randomisation", "truth")
 """The lines of evidence: all that a task offers must hold."""
 DRAWS = 4
 """How often a control that draws is drawn."""
@@ -111,28 +111,28 @@ def _own_name(name: str, taken: Mapping[str, Any]) -> str:
     return name
 
 
-def choose_lines(given: Sequence[str] | None) -> tuple[str, ...]:
+def choose_criteria(given: Sequence[str] | None) -> tuple[str, ...]:
     """The lines of evidence that are asked for, all by default."""
     if given is None:
-        return LINES
+        return CRITERIA
     given = [given] if isinstance(given, str) else [str(line) for line in given]
     for line in given:
-        if line not in LINES:
-            raise unknown_name("line of evidence", line, LINES)
+        if line not in CRITERIA:
+            raise unknown_name("line of evidence", line, CRITERIA)
     if "removal" not in given:
         raise InputError(
             "the line 'removal' is where controls are beaten, and no verdict stands without it; "
-            "give lines=('removal', ...)"
+            "give criteria=('removal', ...)"
         )
-    return tuple(line for line in LINES if line in given)
+    return tuple(line for line in CRITERIA if line in given)
 
 
 @dataclass(frozen=True)
-class Judges:
+class MetricPanel:
     """The metrics of an audit by label: those of each line that decide, and those that describe."""
 
     removal: Mapping[str, Metric]
-    swap: Mapping[str, Metric]
+    randomisation: Mapping[str, Metric]
     truth: Mapping[str, Metric]
     describing: Mapping[str, tuple[str, AnyMetric]]
     """With the category each belongs to."""
@@ -145,13 +145,13 @@ class Judges:
         return {**self.removal, **self.truth}
 
 
-def choose_judges(
+def choose_metrics(
     task: Task,
     effort: Effort,
     finetuned: Finetuned | None,
-    lines: Sequence[str],
+    criteria: Sequence[str],
     given: Sequence[Any] | Mapping[str, Any] | None = None,
-) -> Judges:
+) -> MetricPanel:
     """The metrics that apply here, and why others do not; `given` ones are the removal line's."""
     make = metric_registry.make
     describing: dict[str, tuple[str, AnyMetric]] = {}
@@ -174,7 +174,7 @@ def choose_judges(
     truth: dict[str, AnyMetric] = {}
     if task.masks is not None:
         describing["pointing_game"] = ("localisation", make("pointing_game"))
-        if "truth" in lines:
+        if "truth" in criteria:
             truth["relevance_rank_accuracy"] = make("relevance_rank_accuracy")
         else:
             describing["relevance_rank_accuracy"] = ("localisation", make("relevance_rank_accuracy"))
@@ -194,7 +194,7 @@ def choose_judges(
         return {label: held for label, held in metrics.items() if reasons[label] is None}
 
     kinds = applying(describing, lambda held: held[1])
-    return Judges(applying(removal), applying(swap), applying(truth), kinds, refused)
+    return MetricPanel(applying(removal), applying(swap), applying(truth), kinds, refused)
 
 
 def _removal(task: Task, effort: Effort, finetuned: Finetuned | None) -> dict[str, AnyMetric]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from veridical.auditing.candidates import Judges
+from veridical.auditing.candidates import MetricPanel
 from veridical.auditing.effort import Effort
-from veridical.auditing.elimination import Race
+from veridical.auditing.elimination import Elimination
 from veridical.auditing.evidence import Test
 from veridical.auditing.jobs import Job
-from veridical.auditing.model_randomisation import marks
+from veridical.auditing.model_randomisation import sample_scores
 from veridical.auditing.sampling import some_of
 from veridical.core import key as keyed
 from veridical.core.key import Key
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 
 def describe(
-    race: Race, judges: Judges, table: Evaluation, effort: Effort, seed: int
+    elimination: Elimination, judges: MetricPanel, table: Evaluation, effort: Effort, seed: int
 ) -> tuple[Evaluation, NoisePath | None]:
     """Score what describes, on the samples of the first look; methods with dear maps are left out of it."""
-    task = race.first_look
+    task = elimination.first_stage
     scores, failures = dict(table.scores), list(table.failures)
     cheap = {
         r.label: r.explainer
-        for r in (*race.runners.values(), *race.controls.values())
+        for r in (*elimination.candidates.values(), *elimination.controls.values())
         if r.asked.forward <= effort.gef_rows and r.done[0].explanation is not None
     }
     path = None
@@ -81,29 +81,29 @@ def describe(
                     keep(who, label, metric(task, few, Key(seed)))  # type: ignore[operator]
                 except Exception as error:
                     keep(who, label, error)
-    order = [*race.runners, *race.controls]
+    order = [*elimination.candidates, *elimination.controls]
     in_order = {cell: scores[cell] for who in order for cell in scores if cell[0] == who}
     return replace(table, scores=in_order, failures=failures), path
 
 
-def beside(race: Race, best: str, seed: int) -> tuple[Test, ...]:
+def beside(elimination: Elimination, best: str, seed: int) -> tuple[Test, ...]:
     """How the chosen method does against maps that metrics could mistake for good ones."""
-    runner, task = race.runners[best], race.first_look
+    candidate, task = elimination.candidates[best], elimination.first_stage
     rivals: dict[str, Explainer] = {
-        "its values in other places": Shuffled(runner.explainer),
-        "its maps of another class": OtherClass(runner.explainer),
+        "its values in other places": Shuffled(candidate.explainer),
+        "its maps of another class": OtherClass(candidate.explainer),
         "noise that moves with the outputs": explainer_registry.make("moving_noise"),
     }
-    metrics = {label: race.judges.removal[label] for label in race.heard_labels}
-    rules, found = race.rules(), []
+    metrics = {label: elimination.judges.removal[label] for label in elimination.admissible_labels}
+    rules, found = elimination.rules(), []
     with sharing(task):
         for name, explainer in rivals.items():
             if explainer.why_not(task) is not None:
                 continue
             job = Job(best, explainer, metrics, task, task, f"beside: {name}")
-            done = race.job_runner.do([job], f"beside: {name}")
-            theirs = marks(done, [len(task)], race.judges.removal)
-            own = runner.marks(race.judges.removal).first(len(task))
+            done = elimination.jobs.do([job], f"beside: {name}")
+            theirs = sample_scores(done, [len(task)], elimination.judges.removal)
+            own = candidate.sample_scores(elimination.judges.removal).first(len(task))
             found.append(Test.of("beside", name, rules.removal_units(own, [theirs])))
     return tuple(found)
 
@@ -169,15 +169,15 @@ def concepts_of(
         return None
 
 
-ENOUGH = 1.5 * MIN_SAMPLES
+STOP_AFTER = 1.5 * MIN_SAMPLES
 """Samples that change their class, on average, so that nearly always as many do as a test needs."""
 SHARE = 0.5
-"""Rows that a second opinion may take, as a share of those that the race took."""
+"""Rows that a second opinion may take, as a share of those that the elimination took."""
 
 
 def reliability_of(
-    race: Race,
-    judges: Judges,
+    elimination: Elimination,
+    judges: MetricPanel,
     effort: Effort,
     seed: int,
     progress: bool | None,
@@ -191,12 +191,16 @@ def reliability_of(
     """
     if not effort.meta_samples:
         return None
-    task = race.task
+    task = elimination.task
     few = task[: max(effort.meta_samples, enough_samples(task))]
     weights = any(p.is_floating_point() for p in task.predictor.model.parameters())
     tests: list[MetaTest] = [*(["ipt"] if why_no_noise(task) is None else []), *(["mpt"] if weights else [])]  # type: ignore[list-item]
-    scored = [runner for runner in race.runners.values() if runner.done[0].explanation is not None]
-    cheapest = sorted(scored, key=lambda runner: runner.rows)[: effort.meta_explainers]
+    scored = [
+        candidate
+        for candidate in elimination.candidates.values()
+        if candidate.done[0].explanation is not None
+    ]
+    cheapest = sorted(scored, key=lambda candidate: candidate.rows)[: effort.meta_explainers]
     reason, epsilon = None, None
     if len(few) < MIN_SAMPLES:
         reason = f"{len(few)} samples are too few"
@@ -206,9 +210,9 @@ def reliability_of(
         reason = "it ranks explainers and needs two"
     else:
         worlds = 2 + 2 * len(tests) * effort.meta_draws * effort.meta_iterations
-        asked = race.price.of(len(cheapest), sum(r.rows for r in cheapest)) * len(few) * worlds
-        if asked > SHARE * race.used:
-            reason = f"it would ask {asked:,.0f} rows, more than half of what the race took"
+        asked = elimination.estimate.of(len(cheapest), sum(r.rows for r in cheapest)) * len(few) * worlds
+        if asked > SHARE * elimination.used:
+            reason = f"it would ask {asked:,.0f} rows, more than half of what the elimination took"
     if reason is not None:
         notes.append(f"The metrics were not meta-evaluated here: {reason}.")
         return None
@@ -220,7 +224,7 @@ def reliability_of(
             return meta_evaluate(
                 few,
                 judges.removal,
-                {runner.label: runner.explainer for runner in cheapest},
+                {candidate.label: candidate.explainer for candidate in cheapest},
                 tests=tests,
                 draws=effort.meta_draws,
                 iterations=effort.meta_iterations,
@@ -246,7 +250,7 @@ def _disruption(
     """The noise of each test that disrupts the model; that on weights is read off GEF's path, if there."""
     out: dict[str, float] = {}
     # of few samples more must change, or those that did would be too few to test
-    share = min(max(changes_that_matter(task), ENOUGH / len(task)), most_changed(task))
+    share = min(max(changes_that_matter(task), STOP_AFTER / len(task)), most_changed(task))
     for test in tests:
         known = None
         if test == "mpt" and path is not None and task.head != "regression":
@@ -265,7 +269,7 @@ def most_changed(task: Task) -> float:
 
 def enough_samples(task: Task) -> int:
     """How many samples it takes for enough of them to change their class under disruption."""
-    return math.ceil(ENOUGH / most_changed(task))
+    return math.ceil(STOP_AFTER / most_changed(task))
 
 
 def where_agreement_falls(path: NoisePath, level: float) -> float | None:

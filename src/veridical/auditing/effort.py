@@ -14,7 +14,7 @@ from veridical.values.task import Task
 EffortName = Literal["glance", "quick", "standard", "thorough"]
 HEAVY_PARAMETERS = 2_000_000
 FEW_ROWS = 8
-"""`gef_rows` of quick audits of heavy text models: what only describes would take longer than the race."""
+"""`gef_rows` of quick audits of heavy text models: what only describes would take longest."""
 LARGE_INPUT = 10_000
 """A model of more parameters, or inputs of more values, is heavy: a row takes tens of milliseconds."""
 
@@ -28,7 +28,7 @@ class Effort:
     samples: Annotated[int, Within(2, MANY)]
     """Samples that are judged, at most."""
     budget: Annotated[int, Within(1, 10**15)]
-    """Rows that the race may ask the model, about; a method or a look that does not fit is left out."""
+    """Rows that the model may be asked, about; a method or a stage that does not fit is left out."""
     variants: bool
     """Whether explainers that vary others join unasked."""
     gef_draws: Index

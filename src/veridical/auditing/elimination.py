@@ -12,16 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from veridical.auditing.candidates import DRAWS, Judges
+from veridical.auditing.candidates import DRAWS, MetricPanel
 from veridical.auditing.evidence import (
     ALPHA,
-    FEWEST,
-    LOOKS,
+    MIN_SAMPLES,
     NO_BUDGET,
+    STAGES,
     Entry,
     Grid,
-    Marks,
     Rules,
+    SampleScores,
     Test,
     corrected,
     largest_p,
@@ -32,13 +32,13 @@ from veridical.auditing.jobs import Done, Job, JobRunner
 from veridical.auditing.model_randomisation import (
     Copies,
     Pairing,
-    marks,
     pairings,
+    randomisation_jobs,
+    randomisation_units,
+    sample_scores,
     size_jobs,
-    swap_jobs,
-    swap_units,
 )
-from veridical.auditing.posthoc_checks import TWIN_SAMPLES, Doubts, mates
+from veridical.auditing.posthoc_checks import COPY_SAMPLES, PosthocChecks, same_target
 from veridical.core.key import Key
 from veridical.errors import VeridicalWarning
 from veridical.explainers import Explainer
@@ -54,7 +54,7 @@ from veridical.values.scores import Scores
 from veridical.values.task import Task
 
 
-class Price(NamedTuple):
+class CostEstimate(NamedTuple):
     """Rows per sample: of the scores of a first map, and of those of each further one, which share some."""
 
     first: int
@@ -72,13 +72,13 @@ def rows(cost: Cost) -> int:
     return cost.forward + cost.backward
 
 
-def ordinary(task: Task) -> Task:
+def typical_sample(task: Task) -> Task:
     """A sample that has rather many features: three in four have no more."""
     order = task.space.counts(len(task)).argsort(stable=True)
     return task[order[(3 * len(order)) // 4].reshape(1).to(task.device)]
 
 
-def price_of_map(explainer: Explainer, one: Task, seed: int) -> Cost:
+def cost_of_map(explainer: Explainer, one: Task, seed: int) -> Cost:
     """What one map asks; nothing where it fails, which is recorded when it is carried out."""
     try:
         return explainer(one.changed(), Key(seed)).cost  # with no answers at hand
@@ -86,9 +86,9 @@ def price_of_map(explainer: Explainer, one: Task, seed: int) -> Cost:
         return Cost()
 
 
-def price_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> Price:
+def cost_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> CostEstimate:
     """What the scores of one map ask per sample, a first time and once more."""
-    one = ordinary(task)
+    one = typical_sample(task)
     maps = [Random()(one, Key(seed) / "draw" / draw) for draw in range(2)]
     asked = [0, 0]
     with sharing(one):
@@ -100,17 +100,17 @@ def price_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> Pri
                     continue
     few = has_few(task, task.fill)
     if few is None or not bool(few.all()):
-        return Price(asked[0], asked[1])
+        return CostEstimate(asked[0], asked[1])
     subsets = float((2.0 ** task.space.counts(len(task))).mean())
-    return Price(asked[0], asked[1], subsets * task.fill.repeats_on(task))
+    return CostEstimate(asked[0], asked[1], subsets * task.fill.repeats_on(task))
 
 
-ENOUGH = 64
-"""Samples from which on a race in which nothing is open may end."""
+STOP_AFTER = 64
+"""Samples from which on a elimination in which nothing is open may end."""
 
 
 @dataclass(eq=False)
-class Runner:
+class Candidate:
     """One method or control: its maps and scores so far."""
 
     label: str
@@ -122,14 +122,14 @@ class Runner:
     control: bool = False
     draws: list[list[Done]] = field(default_factory=list)
     """Further draws of a control, look by look."""
-    swap: list[tuple[Tensor, ...]] = field(default_factory=list)
+    randomisation: list[tuple[Tensor, ...]] = field(default_factory=list)
     """The units of the swap's tests, look by look."""
-    mates: list[Tensor] = field(default_factory=list)
+    same_target: list[Tensor] = field(default_factory=list)
     """Units against its own maps of other samples of the class, look by look."""
-    doubts: Doubts = field(default_factory=Doubts)
+    posthoc: PosthocChecks = field(default_factory=PosthocChecks)
     """What was asked beyond the tests."""
     dropped: str = ""
-    """Why it left the race, and after how many samples."""
+    """Why it left the elimination, and after how many samples."""
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -142,43 +142,43 @@ class Runner:
         """How often its maps are drawn."""
         return DRAWS if self.control and self.explainer.stochastic else 1
 
-    def marks(self, metrics: Mapping[str, object], draw: int = 0) -> Marks:
+    def sample_scores(self, metrics: Mapping[str, object], draw: int = 0) -> SampleScores:
         """What these metrics gave its maps."""
-        looks = self.done if not draw else [look[draw - 1] for look in self.draws]
-        return marks(looks, self.sizes, metrics)
+        stages = self.done if not draw else [look[draw - 1] for look in self.draws]
+        return sample_scores(stages, self.sizes, metrics)
 
-    def all_draws(self, metrics: Mapping[str, object]) -> list[Marks]:
-        """The marks of every draw of a control; where it has no map nobody has beaten it, so that ties."""
-        return [self.marks(metrics, draw).tied_where_missing() for draw in range(self.count)]
+    def all_draws(self, metrics: Mapping[str, object]) -> list[SampleScores]:
+        """The scores of every draw of a control; where it has no map nobody has beaten it, so that ties."""
+        return [self.sample_scores(metrics, draw).tied_where_missing() for draw in range(self.count)]
 
-    def entry(self, judges: Judges) -> Entry:
-        swap = tuple(torch.cat(parts) for parts in zip(*self.swap, strict=True))
-        truth = self.marks(judges.truth) if judges.truth else None
-        return Entry(self.label, self.marks(judges.removal), truth, swap)
+    def entry(self, judges: MetricPanel) -> Entry:
+        swap = tuple(torch.cat(parts) for parts in zip(*self.randomisation, strict=True))
+        truth = self.sample_scores(judges.truth) if judges.truth else None
+        return Entry(self.label, self.sample_scores(judges.removal), truth, swap)
 
 
 @dataclass(eq=False)
-class Race:
-    """Runs the looks; what it found stays in `runners`, `controls` and `record`."""
+class Elimination:
+    """Runs the stages; what it found stays in `candidates`, `controls` and `record`."""
 
     task: Task
-    judges: Judges
-    lines: tuple[str, ...]
+    judges: MetricPanel
+    criteria: tuple[str, ...]
     copies: Copies | None
-    job_runner: JobRunner
+    jobs: JobRunner
     budget: int
-    runners: dict[str, Runner]
-    controls: dict[str, Runner]
-    price: Price
+    candidates: dict[str, Candidate]
+    controls: dict[str, Candidate]
+    estimate: CostEstimate
     """What the scores of a map ask per sample."""
-    heard: tuple[int, ...] = ()
+    admissible: tuple[int, ...] = ()
     """The removal metrics that have a voice, known after the first look."""
     samples: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     """Who could not be tried within the budget, and why."""
     used: float = 0.0
     """Rows asked so far, by their prices."""
-    looks: list[tuple[int, int, Task, list[Pairing]]] = field(default_factory=list)
+    stages: list[tuple[int, int, Task, list[Pairing]]] = field(default_factory=list)
     """From and to which sample each went, their task, and how they meet the copies."""
     yardsticks: dict[str, Explanation] = field(default_factory=dict)
     """Maps that tell whether the model treats samples alike, where anybody asked."""
@@ -186,22 +186,22 @@ class Race:
     @property
     def steps(self) -> list[tuple[int, int]]:
         """From and to which sample each look goes."""
-        ends = sorted({end for end in LOOKS if end < len(self.task)} | {len(self.task)})
+        ends = sorted({end for end in STAGES if end < len(self.task)} | {len(self.task)})
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
     @property
-    def racing(self) -> list[Runner]:
-        return [runner for runner in self.runners.values() if not runner.dropped]
+    def remaining(self) -> list[Candidate]:
+        return [candidate for candidate in self.candidates.values() if not candidate.dropped]
 
     @property
-    def first_look(self) -> Task:
+    def first_stage(self) -> Task:
         """The task of the samples that all methods have."""
-        return self.looks[0][2]
+        return self.stages[0][2]
 
     @property
-    def heard_labels(self) -> list[str]:
+    def admissible_labels(self) -> list[str]:
         """The removal metrics that have a voice."""
-        return [label for i, label in enumerate(self.judges.removal) if i in self.heard]
+        return [label for i, label in enumerate(self.judges.removal) if i in self.admissible]
 
     @property
     def draws(self) -> int:
@@ -210,58 +210,63 @@ class Race:
 
     # --- one look ---------------------------------------------------------------------------------------
 
-    def look(self, start: int, stop: int) -> None:
-        """Explain and score the next samples, controls first, then whoever is still racing."""
+    def analyse(self, start: int, stop: int) -> None:
+        """Explain and score the next samples, controls first, then whoever is still remaining."""
         batch = self.task[start:stop]
-        self.used += self._price(stop - start, self.racing)
+        self.used += self._cost(stop - start, self.remaining)
         with sharing(batch):
             self._score(list(self.controls.values()), batch, start, dict(self.judges.scoring))
-            everything = {**self.judges.scoring, **(self.judges.swap if self.copies is not None else {})}
-            self._score(self.racing, batch, start, everything)
-        self.looks.append((start, stop, batch, []))
+            everything = {
+                **self.judges.scoring,
+                **(self.judges.randomisation if self.copies is not None else {}),
+            }
+            self._score(self.remaining, batch, start, everything)
+        self.stages.append((start, stop, batch, []))
         self.samples = stop
 
     def _score(
-        self, runners: Sequence[Runner], batch: Task, start: int, metrics: Mapping[str, Metric]
+        self, candidates: Sequence[Candidate], batch: Task, start: int, metrics: Mapping[str, Metric]
     ) -> None:
         place = f"samples {start} to {start + len(batch)}"
         jobs = [
-            (runner, Job(runner.label, runner.explainer, metrics, batch, batch, place, draw))
-            for runner in runners
-            for draw in range(runner.count)
+            (candidate, Job(candidate.label, candidate.explainer, metrics, batch, batch, place, draw))
+            for candidate in candidates
+            for draw in range(candidate.count)
         ]
-        found = self.job_runner.do([job for _, job in jobs], f"{place}: {len(runners)} {self._said(runners)}")
-        for runner in runners:
-            own = [done for (who, _), done in zip(jobs, found, strict=True) if who is runner]
-            runner.done.append(own[0])
-            runner.draws.append(own[1:])
-            runner.sizes.append(len(batch))
-            self._account(runner, own)
+        found = self.jobs.do([job for _, job in jobs], f"{place}: {len(candidates)} {self._said(candidates)}")
+        for candidate in candidates:
+            own = [done for (who, _), done in zip(jobs, found, strict=True) if who is candidate]
+            candidate.done.append(own[0])
+            candidate.draws.append(own[1:])
+            candidate.sizes.append(len(batch))
+            self._account(candidate, own)
             if own[0].explanation is None:
-                runner.dropped = f"its map failed: {own[0].failures[0].message}"
+                candidate.dropped = f"its map failed: {own[0].failures[0].message}"
 
-    def _said(self, runners: Sequence[Runner]) -> str:
+    def _said(self, candidates: Sequence[Candidate]) -> str:
         left = max(0, round(self.budget - self.used))
-        return f"{'controls' if runners and runners[0].control else 'methods open'}, {left:,} rows left"
+        return f"{'controls' if candidates and candidates[0].control else 'methods open'}, {left:,} rows left"
 
-    def _price(self, samples: int, racing: Sequence[Runner]) -> float:
-        """What a look asks: the maps of who is racing, and the scores of theirs and of the controls."""
-        return samples * self.price.of(self.draws + len(racing), sum(runner.rows for runner in racing))
+    def _cost(self, samples: int, remaining: Sequence[Candidate]) -> float:
+        """What a look asks: the maps of who is remaining, and the scores of theirs and of the controls."""
+        return samples * self.estimate.of(
+            self.draws + len(remaining), sum(candidate.rows for candidate in remaining)
+        )
 
-    def _swap_price(self, samples: int, racing: Sequence[Runner]) -> float:
+    def _randomisation_cost(self, samples: int, remaining: Sequence[Candidate]) -> float:
         """What the swap asks of the model, a map and two scores each, and of a copy, two maps and three."""
-        maps, many = sum(runner.rows for runner in racing), len(racing)
-        return samples * (self.price.of(2 * many, maps) + self.price.of(3 * many + 1, 2 * maps))
+        maps, many = sum(candidate.rows for candidate in remaining), len(remaining)
+        return samples * (self.estimate.of(2 * many, maps) + self.estimate.of(3 * many + 1, 2 * maps))
 
-    def doubt_price(self, samples: int, racing: Sequence[Runner]) -> float:
-        """What the last questions ask: one more score of samples that have class-mates, and a twin's maps."""
-        scores = samples * self.price.of(len(racing), 0) if len(mates(self.task)[0]) else 0.0
-        return scores + TWIN_SAMPLES * sum(runner.rows for runner in racing)
+    def posthoc_cost(self, samples: int, remaining: Sequence[Candidate]) -> float:
+        """Rows of the post-hoc checks: a further score per sample, and maps of the weight-perturbed copy."""
+        scores = samples * self.estimate.of(len(remaining), 0) if len(same_target(self.task)[0]) else 0.0
+        return scores + COPY_SAMPLES * sum(candidate.rows for candidate in remaining)
 
-    def pay(self, price: float) -> bool:
+    def pay(self, estimate: float) -> bool:
         """Take this from the budget if it is there."""
-        fits = self.used + price <= self.budget
-        self.used += price if fits else 0.0
+        fits = self.used + estimate <= self.budget
+        self.used += estimate if fits else 0.0
         return fits
 
     def admit(self) -> None:
@@ -270,43 +275,43 @@ class Race:
         To start somebody whom the budget then ends would ask for most of the rows and decide nothing.
         """
         samples = self.steps[0][1]
-        swap = self.copies is not None and "swap" in self.lines
-        started: list[Runner] = []
-        for runner in sorted(self.runners.values(), key=lambda runner: runner.rows):
-            tried = [*started, runner]
-            asked = self._price(samples, tried) + self.doubt_price(samples, tried)
-            asked += self._swap_price(samples, tried) if swap else 0
+        swap = self.copies is not None and "randomisation" in self.criteria
+        started: list[Candidate] = []
+        for candidate in sorted(self.candidates.values(), key=lambda candidate: candidate.rows):
+            tried = [*started, candidate]
+            asked = self._cost(samples, tried) + self.posthoc_cost(samples, tried)
+            asked += self._randomisation_cost(samples, tried) if swap else 0
             if asked <= self.budget:
                 started = tried
                 continue
-            del self.runners[runner.label]
-            self.left_out[runner.label] = (
-                f"one map asks the model {runner.rows:,} rows, and {samples} of them"
+            del self.candidates[candidate.label]
+            self.left_out[candidate.label] = (
+                f"one map asks the model {candidate.rows:,} rows, and {samples} of them"
                 f"{', with those of other models,' if swap else ''} do not fit the budget of "
                 f"{self.budget:,} rows; give budget= more"
             )
 
-    def _account(self, runner: Runner, done: Sequence[Done]) -> None:
+    def _account(self, candidate: Candidate, done: Sequence[Done]) -> None:
         for one in done:
-            runner.failures += one.failures
+            candidate.failures += one.failures
             for failure in one.failures:
                 what = "explainer" if failure.metric is None else f"metric '{failure.metric}' on"
-                said = f"{what} '{runner.label}' failed: {failure.message}"
+                said = f"{what} '{candidate.label}' failed: {failure.message}"
                 warnings.warn(said, VeridicalWarning, stacklevel=5)
 
     # --- the swap ---------------------------------------------------------------------------------------
 
-    def swap(self, rules: Rules) -> None:
+    def randomisation(self, rules: Rules) -> None:
         """Set other models against the maps of those that pass all else, on more samples while it is open."""
-        if self.copies is None or "swap" not in self.lines:
+        if self.copies is None or "randomisation" not in self.criteria:
             return
-        for number, (start, stop, batch, pairs) in enumerate(self.looks):
+        for number, (start, stop, batch, pairs) in enumerate(self.stages):
             open_ones = [
                 r
-                for r in self.racing
-                if len(r.swap) == number < len(r.done)
+                for r in self.remaining
+                if len(r.randomisation) == number < len(r.done)
                 and r.done[number].explanation is not None
-                and self._swap_open(r, rules)
+                and self._randomisation_open(r, rules)
             ]
             open_ones = self._within_budget(open_ones, stop - start)
             if not open_ones:
@@ -318,42 +323,46 @@ class Race:
                 for judged in (task for pair in pairs for task in pair.judged):
                     open_work.enter_context(sharing(judged))
                 jobs = [
-                    swap_jobs(r.label, r.explainer, self.judges.swap, pairs, place, made)
+                    randomisation_jobs(r.label, r.explainer, self.judges.randomisation, pairs, place, made)
                     for r in open_ones
                     if (made := r.done[number].explanation) is not None
                 ]
-                bare = size_jobs(self.judges.swap, pairs, place)
-                found = self.job_runner.do([*bare, *(job for some in jobs for job in some)], place)
+                bare = size_jobs(self.judges.randomisation, pairs, place)
+                found = self.jobs.do([*bare, *(job for some in jobs for job in some)], place)
             bare_done, found = found[: len(bare)], found[len(bare) :]
-            self.used += self._swap_price(stop - start, open_ones)
+            self.used += self._randomisation_cost(stop - start, open_ones)
             size = len(jobs[0])
-            for i, runner in enumerate(open_ones):
+            for i, candidate in enumerate(open_ones):
                 some = found[i * size : (i + 1) * size]
-                self._account(runner, some)
-                own = marks(runner.done[number : number + 1], [stop - start], self.judges.swap)
-                runner.swap.append(
-                    swap_units(own, pairs, some, bare_done, list(self.judges.swap), rules.grid)
+                self._account(candidate, some)
+                own = sample_scores(
+                    candidate.done[number : number + 1], [stop - start], self.judges.randomisation
+                )
+                candidate.randomisation.append(
+                    randomisation_units(
+                        own, pairs, some, bare_done, list(self.judges.randomisation), rules.grid
+                    )
                 )
 
-    def _within_budget(self, runners: Sequence[Runner], samples: int) -> list[Runner]:
+    def _within_budget(self, candidates: Sequence[Candidate], samples: int) -> list[Candidate]:
         """Those whose swap still fits the budget, the cheapest first; the others leave with that reason."""
-        fitting: list[Runner] = []
-        for runner in sorted(runners, key=lambda runner: runner.rows):
-            if self.used + self._swap_price(samples, [*fitting, runner]) <= self.budget:
-                fitting.append(runner)
-            elif not runner.swap:
-                runner.dropped = f"after {self.samples} samples: {NO_BUDGET}"
+        fitting: list[Candidate] = []
+        for candidate in sorted(candidates, key=lambda candidate: candidate.rows):
+            if self.used + self._randomisation_cost(samples, [*fitting, candidate]) <= self.budget:
+                fitting.append(candidate)
+            elif not candidate.randomisation:
+                candidate.dropped = f"after {self.samples} samples: {NO_BUDGET}"
         return fitting
 
-    def _swap_open(self, runner: Runner, rules: Rules) -> bool:
+    def _randomisation_open(self, candidate: Candidate, rules: Rules) -> bool:
         """Whether it passes all else, and the swap has not been decided either way."""
-        tests = rules.tests(runner.entry(self.judges))
-        if largest_p([test for test in tests if test.line != "swap"]) > ALPHA:
+        tests = rules.tests(candidate.entry(self.judges))
+        if largest_p([test for test in tests if test.criterion != "randomisation"]) > ALPHA:
             return False
-        halves = [test for test in tests if test.line == "swap"]
+        halves = [test for test in tests if test.criterion == "randomisation"]
         if not halves[0].samples:
             return True
-        return largest_p(halves) > ALPHA / len(self.runners) and min(test.rate for test in halves) > 0.5
+        return largest_p(halves) > ALPHA / len(self.candidates) and min(test.rate for test in halves) > 0.5
 
     # --- who goes on ------------------------------------------------------------------------------------
 
@@ -363,20 +372,22 @@ class Race:
         there = [r for r in self.controls.values() if not r.dropped]
         chance = [r for r in there if r.explainer.stochastic] or there
         return Rules(
-            self.lines,
+            self.criteria,
             Grid.of(self.task),
-            self.heard,
+            self.admissible,
             {r.label: r.all_draws(removal) for r in there},
             {r.label: r.all_draws(truth) for r in chance} if truth else {},
         )
 
     def tests(self, rules: Rules) -> dict[str, tuple[Test, ...]]:
         """The tests of every method that started."""
-        return {label: rules.tests(runner.entry(self.judges)) for label, runner in self.runners.items()}
+        return {
+            label: rules.tests(candidate.entry(self.judges)) for label, candidate in self.candidates.items()
+        }
 
     def passing(self, tests: Mapping[str, Sequence[Test]]) -> list[str]:
         """Who passes every test, corrected for all that started."""
-        if self.samples < FEWEST:
+        if self.samples < MIN_SAMPLES:
             return []
         adjusted = corrected({label: largest_p(found) for label, found in tests.items()})
         return [label for label, p in adjusted.items() if p <= ALPHA]
@@ -384,57 +395,57 @@ class Race:
     def drop(self, rules: Rules, seed: int) -> bool:
         """Let those leave that cannot lead any more; whether anything is still open."""
         tests = self.tests(rules)
-        for runner in self.racing:
-            lost = [test for test in tests[runner.label] if test.lost]
+        for candidate in self.remaining:
+            lost = [test for test in tests[candidate.label] if test.lost]
             if lost:
                 names = ", ".join(
                     f"{of_head(test.rival, self.task.head)} ({test.rate:.0%} won)" for test in lost
                 )
-                runner.dropped = f"after {self.samples} samples: it loses to {names}"
+                candidate.dropped = f"after {self.samples} samples: it loses to {names}"
         good = [
             label
             for label in self.passing(tests)
-            if not self.runners[label].dropped and not self.runners[label].doubts.refused
+            if not self.candidates[label].dropped and not self.candidates[label].posthoc.refused
         ]
         if len(good) > 1:
-            kept = leading(rules, [self.runners[label].entry(self.judges) for label in good], seed)
+            kept = leading(rules, [self.candidates[label].entry(self.judges) for label in good], seed)
             for label in good:
                 if label not in kept:
-                    self.runners[label].dropped = f"after {self.samples} samples: others win more"
+                    self.candidates[label].dropped = f"after {self.samples} samples: others win more"
             good = list(kept)
-        undecided = [runner for runner in self.racing if runner.label not in good]
+        undecided = [candidate for candidate in self.remaining if candidate.label not in good]
         return bool(undecided) or len(good) > 1
 
     def affordable(self, start: int, stop: int) -> bool:
         """Whether the next look fits what is left of the budget."""
-        return self.used + self._price(stop - start, self.racing) <= self.budget
+        return self.used + self._cost(stop - start, self.remaining) <= self.budget
 
 
-def runners(explainers: Mapping[str, Explainer], task: Task, seed: int) -> dict[str, Runner]:
+def candidates(explainers: Mapping[str, Explainer], task: Task, seed: int) -> dict[str, Candidate]:
     """The methods, each with the rows that one map asks, counted on one sample."""
-    one = ordinary(task)
+    one = typical_sample(task)
     return {
-        label: Runner(label, explainer, price_of_map(explainer, one, seed))
+        label: Candidate(label, explainer, cost_of_map(explainer, one, seed))
         for label, explainer in explainers.items()
     }
 
 
-def evaluation_of(race: Race, judges: Judges, seed: int) -> Evaluation:
-    """Every method and control under every metric; methods that left the race have fewer samples."""
-    everyone = (*race.runners.values(), *race.controls.values())
+def evaluation_of(elimination: Elimination, judges: MetricPanel, seed: int) -> Evaluation:
+    """Every method and control under every metric; methods that left the elimination have fewer samples."""
+    everyone = (*elimination.candidates.values(), *elimination.controls.values())
     scores: dict[tuple[str, str], Scores] = {}
-    for runner in everyone:
+    for candidate in everyone:
         for label in judges.scoring:
-            parts = [done.scores[label] for done in runner.done if label in done.scores]
-            if parts and len(parts) == len(runner.done):
-                scores[runner.label, label] = joined_scores(parts)
-    maps = {r.label: made for r in everyone if (made := _maps(r, race.task)) is not None}
+            parts = [done.scores[label] for done in candidate.done if label in done.scores]
+            if parts and len(parts) == len(candidate.done):
+                scores[candidate.label, label] = joined_scores(parts)
+    maps = {r.label: made for r in everyone if (made := _maps(r, elimination.task)) is not None}
     failures = [failure for r in everyone for failure in r.failures]
-    return Evaluation(race.task, scores, maps, failures, False, seed)
+    return Evaluation(elimination.task, scores, maps, failures, False, seed)
 
 
-def _maps(runner: Runner, task: Task) -> Explanation | None:
-    parts = [done.explanation for done in runner.done]
+def _maps(candidate: Candidate, task: Task) -> Explanation | None:
+    parts = [done.explanation for done in candidate.done]
     whole = [part for part in parts if part is not None]
     if not whole or len(whole) < len(parts):
         return None
@@ -442,7 +453,7 @@ def _maps(runner: Runner, task: Task) -> Explanation | None:
 
 
 def joined_maps(parts: Sequence[Explanation], task: Task) -> Explanation:
-    """The maps of looks that follow each other, from the task's first sample on."""
+    """The maps of stages that follow each other, from the task's first sample on."""
     if len(parts) == 1:
         return parts[0]
     together = {

@@ -22,31 +22,31 @@ LEVEL = 0.95
 """Of the intervals of win rates."""
 
 
-class Marks(NamedTuple):
+class SampleScores(NamedTuple):
     """What metrics gave the maps of one method: (M, N), higher is better, and which maps are missing (N,)."""
 
     utility: Tensor
     missing: Tensor
 
-    def first(self, count: int) -> Marks:
-        """The marks of the first samples."""
-        return Marks(self.utility[:, :count], self.missing[:count])
+    def first(self, count: int) -> SampleScores:
+        """The scores of the first samples."""
+        return SampleScores(self.utility[:, :count], self.missing[:count])
 
-    def of(self, metrics: Sequence[int]) -> Marks:
-        """The marks that some of the metrics gave."""
-        return Marks(self.utility[list(metrics)], self.missing)
+    def of(self, metrics: Sequence[int]) -> SampleScores:
+        """The scores that some of the metrics gave."""
+        return SampleScores(self.utility[list(metrics)], self.missing)
 
-    def tied_where_missing(self) -> Marks:
+    def tied_where_missing(self) -> SampleScores:
         """The same, but a missing map ties instead of losing."""
-        return Marks(self.utility.masked_fill(self.missing, torch.nan), torch.zeros_like(self.missing))
+        return SampleScores(self.utility.masked_fill(self.missing, torch.nan), torch.zeros_like(self.missing))
 
-    def take(self, rows: Tensor) -> Marks:
-        """The marks of some samples, in this order."""
-        return Marks(self.utility[:, rows], self.missing[rows])
+    def take(self, rows: Tensor) -> SampleScores:
+        """The scores of some samples, in this order."""
+        return SampleScores(self.utility[:, rows], self.missing[rows])
 
-    def replaced(self, rows: Tensor, others: Marks) -> Marks:
-        """The same with other marks in some samples."""
-        return Marks(
+    def replaced(self, rows: Tensor, others: SampleScores) -> SampleScores:
+        """The same with other scores in some samples."""
+        return SampleScores(
             self.utility.index_copy(1, rows, others.utility), self.missing.index_copy(0, rows, others.missing)
         )
 
@@ -55,9 +55,11 @@ class Marks(NamedTuple):
         return self.utility.shape[-1]
 
 
-def joined(parts: Sequence[Marks]) -> Marks:
-    """The marks of samples that follow each other."""
-    return Marks(torch.cat([part.utility for part in parts], 1), torch.cat([part.missing for part in parts]))
+def joined(parts: Sequence[SampleScores]) -> SampleScores:
+    """The scores of samples that follow each other."""
+    return SampleScores(
+        torch.cat([part.utility for part in parts], 1), torch.cat([part.missing for part in parts])
+    )
 
 
 class Grid(NamedTuple):
@@ -77,7 +79,7 @@ class Grid(NamedTuple):
         return cls(share, size * grid_step(task.predictor.rounding or task.outputs.dtype) / share)
 
 
-def units(own: Marks, others: Sequence[Marks], grid: Grid) -> Tensor:
+def units(own: SampleScores, others: Sequence[SampleScores], grid: Grid) -> Tensor:
     """One number per sample (N,): the share of metrics and of `others` it wins, where a tie is half a win.
 
     `others` are several draws of one rival: to beat the mean of draws would be easy where scores are skewed.
@@ -136,13 +138,13 @@ ALPHA = 0.05
 """The chance that an audit trusts any method that does not deserve it."""
 NO_BUDGET = "the budget ended before the swap was run"
 """Why a method that passes all else may not be trusted."""
-FEWEST = 24
+MIN_SAMPLES = 24
 """Samples below which there is no verdict: a good method would not be found."""
-LOOKS = (FEWEST, 64, 200, 1000)
-"""After how many samples the race looks who is still open.
+STAGES = (MIN_SAMPLES, 64, 200, 1000)
+"""After how many samples the elimination stages who is still open.
 
 The level of comparisons is divided over all of these, also where fewer are made: what a small audit calls
-worse, a larger one that looks at the same samples first would call worse, too.
+worse, a larger one that stages at the same samples first would call worse, too.
 """
 HERE = ("another model's map, same class", "another model's map, its own class")
 SIZE = "on another model: the size of the input"
@@ -170,7 +172,7 @@ def of_head(rival: str, head: str) -> str:
 class Test:
     """One rival that a method has to beat: the share of samples it wins, and p of "no more than half"."""
 
-    line: str
+    criterion: str
     """removal, swap or truth."""
     rival: str
     """A control, or maps of another model."""
@@ -181,7 +183,7 @@ class Test:
     high: float
     """The upper end."""
     p: float
-    """How surely it is more than half: valid however often the race looked."""
+    """How surely it is more than half: valid however often the elimination looked."""
     samples: int
     """Samples it rests on."""
     lost: bool = False
@@ -190,18 +192,18 @@ class Test:
     __test__ = False  # for pytest, which collects what is called so
 
     @classmethod
-    def of(cls, line: str, rival: str, won: Tensor) -> Test:
-        return cls(line, rival, *rate(won), lost=shown_to_lose(won, ALPHA))
+    def of(cls, criterion: str, rival: str, won: Tensor) -> Test:
+        return cls(criterion, rival, *rate(won), lost=shown_to_lose(won, ALPHA))
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """What the race knows of one method."""
+    """What the elimination knows of one method."""
 
     label: str
-    removal: Marks
-    truth: Marks | None = None
-    swap: tuple[Tensor, ...] = ()
+    removal: SampleScores
+    truth: SampleScores | None = None
+    randomisation: tuple[Tensor, ...] = ()
     """The units of the swap's tests, those of `HERE` and `THERE`, as far as they were run."""
 
 
@@ -209,18 +211,18 @@ class Entry:
 class Rules:
     """What all methods have to beat, and how near two scores tie."""
 
-    lines: tuple[str, ...]
+    criteria: tuple[str, ...]
     grid: Grid
-    heard: tuple[int, ...]
+    admissible: tuple[int, ...]
     """Which of the removal metrics have a voice."""
-    controls: Mapping[str, Sequence[Marks]]
+    controls: Mapping[str, Sequence[SampleScores]]
     """The draws of each control under the removal metrics."""
-    noise: Mapping[str, Sequence[Marks]]
+    noise: Mapping[str, Sequence[SampleScores]]
     """Those under the truth, of controls that are chance."""
 
-    def removal_units(self, own: Marks, others: Sequence[Marks]) -> Tensor:
+    def removal_units(self, own: SampleScores, others: Sequence[SampleScores]) -> Tensor:
         """Wins over the metrics that have a voice."""
-        return units(own.of(self.heard), [other.of(self.heard) for other in others], self.grid)
+        return units(own.of(self.admissible), [other.of(self.admissible) for other in others], self.grid)
 
     def tests(self, entry: Entry) -> tuple[Test, ...]:
         """All tests of a method; a line that it has not reached counts as lost."""
@@ -228,16 +230,16 @@ class Rules:
             Test.of("removal", name, self.removal_units(entry.removal, draws))
             for name, draws in self.controls.items()
         ]
-        if "truth" in self.lines and entry.truth is not None:
+        if "truth" in self.criteria and entry.truth is not None:
             found += [
                 Test.of("truth", name, units(entry.truth, draws, self.grid))
                 for name, draws in self.noise.items()
             ]
-        if "swap" in self.lines:
+        if "randomisation" in self.criteria:
             nothing = torch.empty(0, dtype=torch.float64)
             rivals = (*HERE, *THERE)
-            won = entry.swap or (nothing,) * len(rivals)
-            found += [Test.of("swap", what, each) for what, each in zip(rivals, won, strict=True)]
+            won = entry.randomisation or (nothing,) * len(rivals)
+            found += [Test.of("randomisation", what, each) for what, each in zip(rivals, won, strict=True)]
         return tuple(found)
 
 
@@ -266,10 +268,10 @@ def pairwise(rules: Rules, entries: Sequence[Entry]) -> Tensor:
 
 
 def leading(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[str, ...]:
-    """The methods that lead, at a level divided over all looks."""
+    """The methods that lead, at a level divided over all stages."""
     if len(entries) < 2:
         return tuple(entry.label for entry in entries)
-    kept = leading_group(pairwise(rules, entries), level=ALPHA, looks=len(LOOKS), seed=seed).kept
+    kept = leading_group(pairwise(rules, entries), level=ALPHA, looks=len(STAGES), seed=seed).kept
     return tuple(entries[i].label for i in kept)
 
 

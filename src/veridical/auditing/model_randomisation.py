@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from veridical.auditing.evidence import Grid, Marks, joined, units
+from veridical.auditing.evidence import Grid, SampleScores, joined, units
 from veridical.auditing.jobs import Done, Job, elsewhere
 from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalError
@@ -194,7 +194,7 @@ def pairings(look: Task, start: int, copies: Copies) -> list[Pairing]:
     return out
 
 
-def swap_jobs(
+def randomisation_jobs(
     label: str,
     explainer: Explainer,
     metrics: Mapping[str, Metric],
@@ -233,8 +233,8 @@ def size_jobs(metrics: Mapping[str, Metric], pairs: Sequence[Pairing], place: st
     ]
 
 
-def swap_units(
-    own: Marks,
+def randomisation_units(
+    own: SampleScores,
     pairs: Sequence[Pairing],
     done: Sequence[Done],
     sizes_there: Sequence[Done],
@@ -243,19 +243,22 @@ def swap_units(
 ) -> tuple[Tensor, ...]:
     """The units of the five tests in the order of samples: two rivals here, three there."""
     order = torch.cat([pair.rows for pair in pairs]).argsort().cpu()
-    found: list[list[Marks]] = [[] for _ in range(6)]
+    found: list[list[SampleScores]] = [[] for _ in range(6)]
     left = iter(done)
     for pair, size in zip(pairs, sizes_there, strict=True):
         count, both, made = [len(pair.rows)], next(left), next(left)
-        theirs, here = marks([both], count, metrics), marks([both], count, list(map(elsewhere, metrics)))
-        there = marks([made], count, metrics)
+        theirs, here = (
+            sample_scores([both], count, metrics),
+            sample_scores([both], count, list(map(elsewhere, metrics))),
+        )
+        there = sample_scores([made], count, metrics)
         other, ours = here, there
         if len(pair.split):
             rows = pair.split.cpu()
-            other = here.replaced(rows, marks([next(left)], [len(rows)], metrics))
-            ours = there.replaced(rows, marks([next(left)], [len(rows)], metrics))
+            other = here.replaced(rows, sample_scores([next(left)], [len(rows)], metrics))
+            ours = there.replaced(rows, sample_scores([next(left)], [len(rows)], metrics))
         for kept, one in zip(
-            found, (other, here, theirs, ours, there, marks([size], count, metrics)), strict=True
+            found, (other, here, theirs, ours, there, sample_scores([size], count, metrics)), strict=True
         ):
             kept.append(one)
     other, here, theirs, ours, there, sizes = (joined(some).take(order) for some in found)
@@ -263,7 +266,7 @@ def swap_units(
     return tuple(units(first, [rival], grid) for first, rival in tests)
 
 
-def marks(done: Sequence[Done], sizes: Sequence[int], labels: Iterable[str]) -> Marks:
+def sample_scores(done: Sequence[Done], sizes: Sequence[int], labels: Iterable[str]) -> SampleScores:
     """Utilities (M, N) and missing maps (N,) of jobs that follow each other; a score that failed is NaN."""
     utility, missing = [], []
     for found, size in zip(done, sizes, strict=True):
@@ -272,4 +275,4 @@ def marks(done: Sequence[Done], sizes: Sequence[int], labels: Iterable[str]) -> 
         utility.append(torch.stack(rows))
         gone = torch.ones(size, dtype=torch.bool)
         missing.append(gone if found.explanation is None else found.explanation.missing.cpu())
-    return Marks(torch.cat(utility, 1), torch.cat(missing))
+    return SampleScores(torch.cat(utility, 1), torch.cat(missing))

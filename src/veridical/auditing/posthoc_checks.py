@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from veridical.auditing.evidence import ALPHA, Rules, Test
 from veridical.auditing.jobs import Job
-from veridical.auditing.model_randomisation import marks
+from veridical.auditing.model_randomisation import sample_scores
 from veridical.core.key import Key
 from veridical.errors import VeridicalError
 from veridical.explainers import as_explainer
@@ -23,7 +23,7 @@ from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
-    from veridical.auditing.elimination import Race, Runner
+    from veridical.auditing.elimination import Candidate, Elimination
 
 
 MATE = "its map of another sample of the class"
@@ -31,22 +31,24 @@ PAIRS = 12
 """Samples that share their class with another, below which nothing is asked."""
 ALIKE = 0.99
 """The correlation from which on maps are the same."""
-HARDLY = 0.95
+NEARLY_ALIKE = 0.95
 """The correlation between samples of a class from which on the verdict says so in words."""
-TWIN_NOISE = 1e-3
-"""By how much the weights of the twin differ, relatively; registered methods agree to .99 and more."""
-TWIN_SAMPLES = 4
-TWIN_MOVES = 0.05
-"""By how much a twin's answers may move, relative to the largest, to count as nearly the same model."""
-AGREE = 0.95
+COPY_NOISE = 1e-3
+"""By how much the weights of the copy differ, relatively; registered methods agree to .99 and more."""
+COPY_SAMPLES = 4
+COPY_MOVES = 0.05
+"""By how much outputs of the copy may move, relative to the largest, for it to be nearly the same model."""
+MIN_AGREEMENT = 0.95
 """The agreement below which maps of twins differ."""
 YARDSTICKS = ("gradient", "occlusion")
 """Maps that tell whether the model itself treats samples alike: a linear model has one gradient."""
-NOT_ASKED = "the budget ended before it was asked whether its maps are of this sample and hold for a twin"
+NOT_ASKED = (
+    "the budget ended before it was asked whether its maps are of this sample and hold for a perturbed_copy"
+)
 
 
 @dataclass(frozen=True)
-class Doubts:
+class PosthocChecks:
     """What came of it, for one method."""
 
     refused: str = ""
@@ -55,10 +57,10 @@ class Doubts:
     """How alike its maps of two samples of one class are: the median correlation."""
     sample: Test | None = None
     """Its maps against those of another sample of the class, where that was asked."""
-    twin: float = math.nan
+    perturbed_copy: float = math.nan
     """How alike its maps are to those of nearly the same model: the median agreement."""
     again: float = math.nan
-    """How alike they are when the same model is asked again, where those of the twin are not."""
+    """How alike they are when the same model is asked again, where those of the copy are not."""
 
 
 def likeness(first: Tensor, other: Tensor, where: Tensor | None = None) -> Tensor:
@@ -78,7 +80,7 @@ def agreement(first: Tensor, other: Tensor, where: Tensor | None = None) -> Tens
     return torch.maximum(likeness(first, other, where), 1 - apart)
 
 
-def mates(task: Task) -> tuple[Tensor, Tensor]:
+def same_target(task: Task) -> tuple[Tensor, Tensor]:
     """Samples that share their class with another, and for each the next one of its class.
 
     None where features of one sample are not those of another: words of texts, segments of photos.
@@ -96,7 +98,7 @@ def mates(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def exchanged(made: Explanation, rows: Tensor, others: Tensor) -> Explanation:
-    """The maps of class-mates in the place of the samples' own."""
+    """The maps of other samples of the class in the place of the samples' own."""
     own = made.take(rows.to(made.ids.device))
     return replace(own.with_values(made.values[others.to(made.ids.device)]), cost=Cost())
 
@@ -121,29 +123,29 @@ def twin_of(task: Task, seed: int) -> nn.Module | None:
     if source.shared or not any(p.is_floating_point() for p in source.module.parameters()):
         return None
     try:
-        return noisy(source.copied().eval(), Key(seed) / "audit" / "twin", TWIN_NOISE)
+        return noisy(source.copied().eval(), Key(seed) / "audit" / "twin", COPY_NOISE)
     except (VeridicalError, RuntimeError):
         return None
 
 
-def nearly_the_same(task: Task, twin: Task) -> bool:
-    """Whether the answers of a twin are nearly those of the model; steps in a model can make them others."""
-    own, other = task.outputs.double(), twin.outputs.double()
-    return bool((own - other).abs().max() <= TWIN_MOVES * own.abs().max())
+def nearly_the_same(task: Task, perturbed_copy: Task) -> bool:
+    """Whether the copy's outputs are nearly those of the model; a model with steps can answer otherwise."""
+    own, other = task.outputs.double(), perturbed_copy.outputs.double()
+    return bool((own - other).abs().max() <= COPY_MOVES * own.abs().max())
 
 
-def reason(found: Doubts, rightly: bool) -> str:
-    """Why a method is not trusted, in words; nothing where there is no doubt."""
-    if found.again < AGREE:
+def reason(found: PosthocChecks, rightly: bool) -> str:
+    """Why a method is not trusted, in words; nothing where there is no post-hoc check."""
+    if found.again < MIN_AGREEMENT:
         return (
             f"its maps differ from call to call (r = {found.again:.2f}): those judged here are not those it "
             "gives next time; let it draw from its argument `key`, or from the global generators of torch "
             "and numpy, which are seeded for it"
         )
-    if found.twin < AGREE:
+    if found.perturbed_copy < MIN_AGREEMENT:
         return (
             "its maps turn into others when the weights change by a thousandth "
-            f"(r = {found.twin:.2f}): it explains these very weights in a way of its own"
+            f"(r = {found.perturbed_copy:.2f}): it explains these very weights in a way of its own"
         )
     if found.sample is None or found.sample.samples < PAIRS or found.sample.p <= ALPHA or rightly:
         return ""
@@ -153,63 +155,84 @@ def reason(found: Doubts, rightly: bool) -> str:
     )
 
 
-def doubt(race: Race, rules: Rules) -> None:
+def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
     """Ask those that pass every test, and let those go that cannot be trusted any more."""
-    rows, others = mates(race.first_look)
-    for runner in race.runners.values():
-        made = runner.done[0].explanation
+    rows, others = same_target(elimination.first_stage)
+    for candidate in elimination.candidates.values():
+        made = candidate.done[0].explanation
         if made is not None:
-            runner.doubts = replace(runner.doubts, alike=class_likeness(made, rows, others))
+            candidate.posthoc = replace(candidate.posthoc, alike=class_likeness(made, rows, others))
     passing = []
-    for runner in (race.runners[label] for label in race.passing(race.tests(rules))):
-        if runner.dropped:
+    for candidate in (
+        elimination.candidates[label] for label in elimination.passing(elimination.tests(rules))
+    ):
+        if candidate.dropped:
             continue
-        if runner.mates or race.pay(race.doubt_price(race.steps[0][1], [runner])):
-            passing.append(runner)
+        if candidate.same_target or elimination.pay(
+            elimination.posthoc_cost(elimination.steps[0][1], [candidate])
+        ):
+            passing.append(candidate)
         else:
-            runner.doubts = replace(runner.doubts, refused=NOT_ASKED)
-    _ask_twin(race, passing)
-    for look in range(len(race.looks)):
-        _ask_mates(race, [r for r in passing if len(r.mates) == look < len(r.done) and _open(r)], look, rules)
-    for runner in passing:
-        made = runner.done[0].explanation
+            candidate.posthoc = replace(candidate.posthoc, refused=NOT_ASKED)
+    _ask_twin(elimination, passing)
+    for look in range(len(elimination.stages)):
+        _ask_mates(
+            elimination,
+            [r for r in passing if len(r.same_target) == look < len(r.done) and _open(r)],
+            look,
+            rules,
+        )
+    for candidate in passing:
+        made = candidate.done[0].explanation
         assert made is not None
-        found = replace(runner.doubts, sample=_test(runner), refused="")
+        found = replace(candidate.posthoc, sample=_test(candidate), refused="")
         refused = reason(found, rightly=False)
-        if refused and found.alike > ALIKE and _rightly(race, made):
+        if refused and found.alike > ALIKE and _rightly(elimination, made):
             refused = reason(found, rightly=True)
-        runner.doubts = replace(found, refused=refused)
-        if refused and (found.twin < AGREE or found.alike > ALIKE):  # more samples would not change it
-            runner.dropped = f"after {race.samples} samples: {refused}"
+        candidate.posthoc = replace(found, refused=refused)
+        if refused and (
+            found.perturbed_copy < MIN_AGREEMENT or found.alike > ALIKE
+        ):  # more samples would not change it
+            candidate.dropped = f"after {elimination.samples} samples: {refused}"
 
 
-def _ask_twin(race: Race, runners: list[Runner]) -> None:
+def _ask_twin(elimination: Elimination, candidates: list[Candidate]) -> None:
     """Maps of a few samples for nearly the same model, once; who gives others there is asked more."""
-    fresh = [runner for runner in runners if not runner.mates]
-    module = twin_of(race.task, race.job_runner.seed) if fresh else None
+    fresh = [candidate for candidate in candidates if not candidate.same_target]
+    module = twin_of(elimination.task, elimination.jobs.seed) if fresh else None
     if module is None:
         return
-    whole, few = race.first_look, race.first_look[:TWIN_SAMPLES]
-    twin = whole.with_module(module).changed(alone=True)
-    if not nearly_the_same(few, twin[:TWIN_SAMPLES]):
+    whole, few = elimination.first_stage, elimination.first_stage[:COPY_SAMPLES]
+    perturbed_copy = whole.with_module(module).changed(alone=True)
+    if not nearly_the_same(few, perturbed_copy[:COPY_SAMPLES]):
         return
-    for runner, r in zip(fresh, _agreement(race, fresh, twin[:TWIN_SAMPLES], few, "twin"), strict=True):
-        if r >= AGREE:
-            runner.doubts = replace(runner.doubts, twin=r)
+    for candidate, r in zip(
+        fresh,
+        _agreement(elimination, fresh, perturbed_copy[:COPY_SAMPLES], few, "perturbed_copy"),
+        strict=True,
+    ):
+        if r >= MIN_AGREEMENT:
+            candidate.posthoc = replace(candidate.posthoc, perturbed_copy=r)
             continue
         # what it draws may depend on the samples it is asked together: on all that were judged, once more
-        (r,) = _agreement(race, [runner], twin, whole, "twin, all samples")
-        (again,) = _agreement(race, [runner], whole.changed(alone=True), whole, "once more")
-        race.used += 2 * len(whole) * runner.rows
-        runner.doubts = replace(runner.doubts, twin=r, again=again)
+        (r,) = _agreement(
+            elimination, [candidate], perturbed_copy, whole, "weight-perturbed copy, all samples"
+        )
+        (again,) = _agreement(elimination, [candidate], whole.changed(alone=True), whole, "once more")
+        elimination.used += 2 * len(whole) * candidate.rows
+        candidate.posthoc = replace(candidate.posthoc, perturbed_copy=r, again=again)
 
 
-def _agreement(race: Race, runners: list[Runner], other: Task, few: Task, place: str) -> list[float]:
+def _agreement(
+    elimination: Elimination, candidates: list[Candidate], other: Task, few: Task, place: str
+) -> list[float]:
     """The median agreement of its maps with those of another task; 0 with a map that is not there."""
-    done = race.job_runner.do([Job(r.label, r.explainer, {}, other, other, place) for r in runners], place)
+    done = elimination.jobs.do(
+        [Job(r.label, r.explainer, {}, other, other, place) for r in candidates], place
+    )
     found = []
-    for runner, one in zip(runners, done, strict=True):
-        own = runner.done[0].explanation
+    for candidate, one in zip(candidates, done, strict=True):
+        own = candidate.done[0].explanation
         assert own is not None  # who passes every test has maps
         values, valid = own.values[: len(few)], own.take(slice(0, len(few))).valid
         theirs = torch.full_like(values, torch.nan) if one.explanation is None else one.explanation.values
@@ -219,49 +242,53 @@ def _agreement(race: Race, runners: list[Runner], other: Task, few: Task, place:
     return found
 
 
-def _open(runner: Runner) -> bool:
-    return runner.done[len(runner.mates)].explanation is not None and _test(runner).p > ALPHA
+def _open(candidate: Candidate) -> bool:
+    return candidate.done[len(candidate.same_target)].explanation is not None and _test(candidate).p > ALPHA
 
 
-def _test(runner: Runner) -> Test:
-    return Test.of("sample", MATE, torch.cat(runner.mates) if runner.mates else torch.empty(0))
+def _test(candidate: Candidate) -> Test:
+    return Test.of(
+        "sample", MATE, torch.cat(candidate.same_target) if candidate.same_target else torch.empty(0)
+    )
 
 
-def _ask_mates(race: Race, runners: list[Runner], look: int, rules: Rules) -> None:
-    """The maps of class-mates in the place of the samples' own, judged like these."""
-    start, stop, batch, _ = race.looks[look]
-    rows, others = mates(batch)
-    if not runners or not len(rows):
-        for runner in runners:
-            runner.mates.append(torch.empty(0, dtype=torch.float64))
+def _ask_mates(elimination: Elimination, candidates: list[Candidate], look: int, rules: Rules) -> None:
+    """The maps of other samples of the class in the place of the samples' own, judged like these."""
+    start, stop, batch, _ = elimination.stages[look]
+    rows, others = same_target(batch)
+    if not candidates or not len(rows):
+        for candidate in candidates:
+            candidate.same_target.append(torch.empty(0, dtype=torch.float64))
         return
     judged, explained = batch[rows], batch[others]
     place = f"other samples of the class, {start} to {stop}"
-    metrics = {label: race.judges.removal[label] for label in race.heard_labels}
-    made = [r.done[look].explanation for r in runners]
+    metrics = {label: elimination.judges.removal[label] for label in elimination.admissible_labels}
+    made = [r.done[look].explanation for r in candidates]
     jobs = [
         Job(r.label, r.explainer, metrics, explained, judged, place, made=exchanged(own, rows, others))
-        for r, own in zip(runners, made, strict=True)
+        for r, own in zip(candidates, made, strict=True)
         if own is not None
     ]
     with sharing(judged):
-        done = race.job_runner.do(jobs, place)
-    race.used += race.doubt_price(stop - start, runners) if look else 0.0
-    for runner, one in zip(runners, done, strict=True):
-        theirs = marks([one], [len(rows)], race.judges.removal).tied_where_missing()
-        own = marks(runner.done[look : look + 1], [stop - start], race.judges.removal).take(rows.cpu())
-        runner.mates.append(rules.removal_units(own, [theirs]))
+        done = elimination.jobs.do(jobs, place)
+    elimination.used += elimination.posthoc_cost(stop - start, candidates) if look else 0.0
+    for candidate, one in zip(candidates, done, strict=True):
+        theirs = sample_scores([one], [len(rows)], elimination.judges.removal).tied_where_missing()
+        own = sample_scores(candidate.done[look : look + 1], [stop - start], elimination.judges.removal).take(
+            rows.cpu()
+        )
+        candidate.same_target.append(rules.removal_units(own, [theirs]))
 
 
-def _rightly(race: Race, made: Explanation) -> bool:
+def _rightly(elimination: Elimination, made: Explanation) -> bool:
     """Whether the model itself treats the samples of a class alike, in the way that these maps say."""
-    task = race.first_look
-    rows, others = mates(task)
+    task = elimination.first_stage
+    rows, others = same_target(task)
     for name in YARDSTICKS:
         yardstick = as_explainer(name)
         if yardstick.why_not(task) is None:
-            if name not in race.yardsticks:
-                race.yardsticks[name] = yardstick(task, Key(race.job_runner.seed))
-            if rightly_alike(made, race.yardsticks[name], rows, others):
+            if name not in elimination.yardsticks:
+                elimination.yardsticks[name] = yardstick(task, Key(elimination.jobs.seed))
+            if rightly_alike(made, elimination.yardsticks[name], rows, others):
                 return True
     return False

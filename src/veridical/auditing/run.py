@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from veridical._version import __version__
-from veridical.auditing.candidates import choose_explainers, choose_judges, choose_lines, finetuned_judge
+from veridical.auditing.candidates import choose_criteria, choose_explainers, choose_metrics, finetuned_judge
 from veridical.auditing.check import check
 from veridical.auditing.description import (
     beside,
@@ -26,15 +26,22 @@ from veridical.auditing.description import (
     standings_of,
 )
 from veridical.auditing.effort import Effort
-from veridical.auditing.elimination import ENOUGH, Race, Runner, evaluation_of, price_of_scores, runners
-from veridical.auditing.evidence import FEWEST
+from veridical.auditing.elimination import (
+    STOP_AFTER,
+    Candidate,
+    Elimination,
+    candidates,
+    cost_of_scores,
+    evaluation_of,
+)
+from veridical.auditing.evidence import MIN_SAMPLES
 from veridical.auditing.jobs import JobRunner
 from veridical.auditing.model_randomisation import given_models, other_models
-from veridical.auditing.posthoc_checks import doubt
+from veridical.auditing.posthoc_checks import run_posthoc_checks
 from veridical.auditing.result import Audit
-from veridical.auditing.sampling import in_race_order
+from veridical.auditing.sampling import in_drawn_order
 from veridical.auditing.sentences import sentences
-from veridical.auditing.verdict import Field, decide, plant, voices_of
+from veridical.auditing.verdict import Field, decide, metric_roles, plant
 from veridical.errors import InputError, VeridicalWarning
 from veridical.gef.perturbation_log import incomplete
 from veridical.meta.admissible import PlantedDamage
@@ -56,82 +63,86 @@ def run(
     *,
     metrics: Any = None,
     controls: Any = None,
-    lines: Sequence[str] | None = None,
+    criteria: Sequence[str] | None = None,
     others: Sequence[Any] | None = None,
     keep_to_budget: bool = True,
     folder: Path | None = None,
     executor: Executor | None = None,
 ) -> Audit:
     """All stages of an audit on the samples that its effort affords; `audit` says what they are."""
-    task = in_race_order(whole, plan.samples, seed)
+    task = in_drawn_order(whole, plan.samples, seed)
     clock = _Clock(task)
     notes: list[str] = []
-    wanted = choose_lines(lines)
+    wanted = choose_criteria(criteria)
     with clock("checks"):
         checks = check(task, whole, plan, seed)
     with clock("panel"):
         panel = choose_explainers(task, explainers, plan, controls)
     with clock("fine-tuning"):
         finetuned, table = finetuned_judge(task, train, checks, plan, seed, progress, notes)
-        judges = choose_judges(task, plan, finetuned, wanted, metrics)
-    with clock("swap"):
+        judges = choose_metrics(task, plan, finetuned, wanted, metrics)
+    with clock("randomisation"):
         copies, why_not = None, "it was not asked for"
-        if "swap" in wanted:
+        if "randomisation" in wanted:
             copies, why_not = other_models(task, seed) if others is None else (given_models(task, others), "")
-    absent = {} if copies is not None else {"swap": why_not}
+    absent = {} if copies is not None else {"randomisation": why_not}
     if copies is not None and why_not:
         notes.append(f"The swap takes noisy copies of the model: {why_not}.")
-    job_runner = JobRunner(
-        seed, folder, task.content_hash() if folder is not None else "", executor, progress
-    )
-    with clock("race"):
-        race = Race(
+    jobs = JobRunner(seed, folder, task.content_hash() if folder is not None else "", executor, progress)
+    with clock("elimination"):
+        elimination = Elimination(
             task,
             judges,
             tuple(
                 line
                 for line in wanted
-                if line == "removal" or (line == "swap" and copies) or (line == "truth" and judges.truth)
+                if line == "removal"
+                or (line == "randomisation" and copies)
+                or (line == "truth" and judges.truth)
             ),
             copies,
-            job_runner,
+            jobs,
             plan.budget if keep_to_budget else 10**18,
-            runners(panel.explainers, task, seed),
-            {label: Runner(label, control, control=True) for label, control in panel.controls.items()},
-            price_of_scores(judges.scoring, task, seed),
+            candidates(panel.explainers, task, seed),
+            {label: Candidate(label, control, control=True) for label, control in panel.controls.items()},
+            cost_of_scores(judges.scoring, task, seed),
         )
-        race.admit()
-        if not race.runners:
-            raise InputError("no explainer fits the budget: " + "; ".join(race.left_out.values()))
-        heard = _race(race, plan, seed, notes, progress)
-    skipped = {**panel.skipped, **race.left_out}
-    for control in race.controls.values():
+        elimination.admit()
+        if not elimination.candidates:
+            raise InputError("no explainer fits the budget: " + "; ".join(elimination.left_out.values()))
+        admissible = _eliminate(elimination, plan, seed, notes, progress)
+    skipped = {**panel.skipped, **elimination.left_out}
+    for control in elimination.controls.values():
         if control.dropped:
             notes.append(f"Nobody is compared with the control {control.label}: {control.dropped}.")
-    if all(runner.done[0].explanation is None for runner in race.runners.values()):
-        told = "; ".join(f"{r.label}: {r.failures[0].message}" for r in race.runners.values())
+    if all(candidate.done[0].explanation is None for candidate in elimination.candidates.values()):
+        told = "; ".join(f"{r.label}: {r.failures[0].message}" for r in elimination.candidates.values())
         raise InputError(f"no explainer could be scored: {told}")
-    evaluation = evaluation_of(race, judges, seed)
+    evaluation = evaluation_of(elimination, judges, seed)
     with clock("description"):
-        evaluation, path = describe(race, judges, evaluation, plan, seed)
+        evaluation, path = describe(elimination, judges, evaluation, plan, seed)
     with clock("prompts"):
         prompts = prompts_of(task, evaluation, seed)
     with clock("meta-evaluation"):
-        reliability = reliability_of(race, judges, plan, seed, progress, notes, path)
+        reliability = reliability_of(elimination, judges, plan, seed, progress, notes, path)
     with clock("verdict"):
         verdict = decide(
             Field(
-                {label: runner.entry(judges) for label, runner in race.runners.items()},
-                race.rules(),
-                {label: runner.rows for label, runner in race.runners.items()},
+                {label: candidate.entry(judges) for label, candidate in elimination.candidates.items()},
+                elimination.rules(),
+                {label: candidate.rows for label, candidate in elimination.candidates.items()},
                 absent,
-                {label: runner.dropped for label, runner in race.runners.items() if runner.dropped},
-                {label: runner.doubts for label, runner in race.runners.items()},
+                {
+                    label: candidate.dropped
+                    for label, candidate in elimination.candidates.items()
+                    if candidate.dropped
+                },
+                {label: candidate.posthoc for label, candidate in elimination.candidates.items()},
             ),
-            voices_of(judges, heard, reliability),
+            metric_roles(judges, admissible, reliability),
             seed,
         )
-        near = beside(race, verdict.best, seed) if verdict.best else ()
+        near = beside(elimination, verdict.best, seed) if verdict.best else ()
     with clock("standing"):
         standings = standings_of(task, evaluation, verdict.best, plan, seed, notes)
     with clock("concepts"):
@@ -156,49 +167,50 @@ def run(
         {"veridical": __version__, "torch": torch.__version__, "python": platform.python_version()},
         tuple(notes),
         near,
-        heard,
-        job_runner.found,
+        admissible,
+        jobs.found,
         prompts=prompts,
     )
 
 
-def _race(
-    race: Race, plan: Effort, seed: int, notes: list[str], progress: bool | None
+def _eliminate(
+    elimination: Elimination, plan: Effort, seed: int, notes: list[str], progress: bool | None
 ) -> PlantedDamage | None:
-    """All looks; what planted damage said of the metrics."""
-    heard: PlantedDamage | None = None
+    """All stages; what planted damage said of the metrics."""
+    admissible: PlantedDamage | None = None
     started = time.perf_counter()
-    for number, (start, stop) in enumerate(race.steps):
-        if number and not race.affordable(start, stop):
+    for number, (start, stop) in enumerate(elimination.steps):
+        if number and not elimination.affordable(start, stop):
             notes.append(
-                f"The race ended at {start} samples: the next look does not fit the budget of "
-                f"{race.budget:,} rows."
+                f"The elimination ended at {start} samples: the next look does not fit the budget of "
+                f"{elimination.budget:,} rows."
             )
             break
-        race.look(start, stop)
+        elimination.analyse(start, stop)
         if not number:
-            heard, race.heard = plant(race, plan, seed, progress)
-            if not race.heard or stop < FEWEST:
+            admissible, elimination.admissible = plant(elimination, plan, seed, progress)
+            if not elimination.admissible or stop < MIN_SAMPLES:
                 break
-            _warn(race, time.perf_counter() - started)
-        rules = race.rules()
-        race.swap(rules)
-        doubt(race, rules)
-        if stop == race.steps[-1][1]:
+            _warn(elimination, time.perf_counter() - started)
+        rules = elimination.rules()
+        elimination.randomisation(rules)
+        run_posthoc_checks(elimination, rules)
+        if stop == elimination.steps[-1][1]:
             break
-        if not race.drop(rules, seed) and stop >= ENOUGH:
-            notes.append(f"The race ended at {stop} samples: nothing was open any more.")
+        if not elimination.drop(rules, seed) and stop >= STOP_AFTER:
+            notes.append(f"The elimination ended at {stop} samples: nothing was open any more.")
             break
-    return heard
+    return admissible
 
 
-def _warn(race: Race, seconds: float) -> None:
-    """Say beforehand that it may take long, by what the first look took."""
-    total = seconds / race.samples * len(race.task)
+def _warn(elimination: Elimination, seconds: float) -> None:
+    """Say beforehand that it may take long, by what the first stage took."""
+    total = seconds / elimination.samples * len(elimination.task)
     if total > LONG_SECONDS:
         warnings.warn(
-            f"this audit may take {total / 60:.0f} minutes here, if all of its {len(race.runners)} methods "
-            "stay open; fewer samples=, fewer explainers=, a smaller budget=, effort='glance' or a GPU make "
+            f"this audit may take {total / 60:.0f} minutes here, if all of its "
+            f"{len(elimination.candidates)} methods stay open; "
+            "fewer samples=, fewer explainers=, a smaller budget=, effort='glance' or a GPU make "
             "it shorter",
             VeridicalWarning,
             stacklevel=5,

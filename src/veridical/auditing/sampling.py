@@ -19,6 +19,6 @@ def some_of(task: Task, count: int, seed: int) -> Task:
     return task if len(task) <= count else task[keyed_order(task, seed)[:count].sort().values]
 
 
-def in_race_order(task: Task, count: int, seed: int) -> Task:
+def in_drawn_order(task: Task, count: int, seed: int) -> Task:
     """The same samples in keyed order: tests that look early need an order fixed before scores are seen."""
     return task[keyed_order(task, seed)[:count]]

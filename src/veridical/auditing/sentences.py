@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from veridical.auditing.check import Checks
 from veridical.auditing.evidence import ALPHA, HERE, NO_BUDGET, Test, of_head
-from veridical.auditing.posthoc_checks import HARDLY
+from veridical.auditing.posthoc_checks import NEARLY_ALIKE
 from veridical.auditing.verdict import Place, Verdict
 
 SURE_SAMPLES = 64
@@ -17,7 +17,7 @@ WORDS = {
 }
 QUESTIONS = {
     "removal": "Do the features it names matter to this model?",
-    "swap": "Does it explain this model and not another?",
+    "randomisation": "Does it explain this model and not another?",
     "truth": "Does it find what is known to matter?",
 }
 
@@ -79,15 +79,15 @@ def _choice(verdict: Verdict) -> Iterator[str]:
 
 def evidence_of(place: Place) -> str:
     """The tests of a trusted method in a sentence."""
-    removal = [f"{in_words(t.rival)} in {t.rate:.0%}" for t in place.tests if t.line == "removal"]
+    removal = [f"{in_words(t.rival)} in {t.rate:.0%}" for t in place.tests if t.criterion == "removal"]
     said = f"when features are removed it beats {joined(removal)} of samples"
-    swap = [t.rate for t in place.tests if t.line == "swap"]
+    swap = [t.rate for t in place.tests if t.criterion == "randomisation"]
     if swap:
         said += f", it fits this model better than another in {min(swap):.0%}"
-    asked = place.doubts.sample
+    asked = place.posthoc.sample
     if asked is not None and asked.p <= ALPHA:
         said += f", its map beats that of another sample of the class in {asked.rate:.0%}"
-    truth = [t.rate for t in place.tests if t.line == "truth"]
+    truth = [t.rate for t in place.tests if t.criterion == "truth"]
     if truth:
         said += f", and it finds what is known to matter better than noise in {min(truth):.0%}"
     return said
@@ -95,10 +95,10 @@ def evidence_of(place: Place) -> str:
 
 def _of_the_class(verdict: Verdict) -> Iterator[str]:
     """Trusted methods whose maps hardly depend on the sample, rightly so: a reader must know."""
-    alike = [place for place in verdict.ranking if place.trusted and place.doubts.alike > HARDLY]
+    alike = [place for place in verdict.ranking if place.trusted and place.posthoc.alike > NEARLY_ALIKE]
     for place in alike:
         yield (
-            f"The maps of {place.explainer} hardly depend on the sample (r = {place.doubts.alike:.2f} "
+            f"The maps of {place.explainer} hardly depend on the sample (r = {place.posthoc.alike:.2f} "
             "between samples of a class): read them as what the model does with the class."
         )
 
@@ -128,18 +128,18 @@ def why_not(place: Place) -> str:
         return place.dropped or "it has no map"
     failed = place.not_passed
     for line in ("removal", "truth"):
-        here = [test for test in failed if test.line == line]
+        here = [test for test in failed if test.criterion == line]
         if here:
             names = joined([in_words(test.rival) for test in here])
             what = "when features are removed" if line == "removal" else "at finding what is known to matter"
             return f"no better than {names} {what}"
-    halves = [test for test in failed if test.line == "swap"]
+    halves = [test for test in failed if test.criterion == "randomisation"]
     if NO_BUDGET in place.dropped:
         return NO_BUDGET
     if halves:
         return swap_reason(halves)
-    if place.doubts.refused:
-        return place.doubts.refused
+    if place.posthoc.refused:
+        return place.posthoc.refused
     return "the evidence does not hold up for so many methods tried at once"
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from veridical.auditing.candidates import Judges
+from veridical.auditing.candidates import MetricPanel
 from veridical.auditing.effort import Effort
 from veridical.auditing.evidence import (
     ALPHA,
-    FEWEST,
     LEVEL,
+    MIN_SAMPLES,
     Entry,
     Groups,
     Rules,
@@ -25,7 +25,7 @@ from veridical.auditing.evidence import (
     pairwise,
     rate,
 )
-from veridical.auditing.posthoc_checks import Doubts
+from veridical.auditing.posthoc_checks import PosthocChecks
 from veridical.errors import VeridicalError
 from veridical.meta import MetaEvaluation
 from veridical.meta.admissible import PlantedDamage, planted_damage
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 if TYPE_CHECKING:
-    from veridical.auditing.elimination import Race
+    from veridical.auditing.elimination import Elimination
 
 
 NOTHING = (math.nan, math.nan, math.nan)
@@ -51,7 +51,7 @@ class Judge:
     """
 
     metric: str
-    line: str
+    criterion: str
     decides: bool
     concordance: float = math.nan
     low: float = math.nan
@@ -61,7 +61,7 @@ class Judge:
     dependence: float = math.nan
 
     @property
-    def heard(self) -> bool:
+    def admissible(self) -> bool:
         """Whether it has a voice in the verdict."""
         return self.decides and not self.silent
 
@@ -91,15 +91,15 @@ class Place:
     provisional: bool = False
     """Whether a line of evidence is absent here, so that trust is provisional."""
     dropped: str = ""
-    """When and why it left the race."""
-    doubts: Doubts = field(default_factory=Doubts)
+    """When and why it left the elimination."""
+    posthoc: PosthocChecks = field(default_factory=PosthocChecks)
     """Whether its maps are about the sample, and hold for nearly the same weights."""
 
     @property
     def trusted(self) -> bool:
-        """Whether it passes every test of every line that there is, and no doubt is left."""
-        passes = bool(self.tests) and self.p_holm <= ALPHA and self.samples >= FEWEST
-        return not self.control and passes and not self.doubts.refused
+        """Whether it passes every test of every criterion that there is, and no post-hoc check is left."""
+        passes = bool(self.tests) and self.p_holm <= ALPHA and self.samples >= MIN_SAMPLES
+        return not self.control and passes and not self.posthoc.refused
 
     @property
     def status(self) -> str:
@@ -113,7 +113,7 @@ class Place:
     @property
     def asked(self) -> tuple[Test, ...]:
         """All tests, and that against its own map of another sample of the class, where it came to that."""
-        mate = self.doubts.sample
+        mate = self.posthoc.sample
         return (*self.tests, mate) if mate is not None and mate.samples else self.tests
 
     @property
@@ -143,7 +143,7 @@ class Verdict:
     pairs: tuple[Pair, ...]
     groups: tuple[tuple[str, ...], ...]
     group_probability: tuple[float, ...]
-    lines: tuple[str, ...]
+    criteria: tuple[str, ...]
     absent: Mapping[str, str]
     """Lines of evidence that there are not, and why."""
     samples: int
@@ -175,7 +175,7 @@ class Verdict:
     @property
     def deciding(self) -> tuple[Judge, ...]:
         """The metrics that had a voice."""
-        return tuple(judge for judge in self.judges if judge.heard)
+        return tuple(judge for judge in self.judges if judge.admissible)
 
     def __getitem__(self, explainer: str) -> Place:
         return next(place for place in self.places if place.explainer == explainer)
@@ -191,26 +191,26 @@ class Verdict:
 
         rows: list[dict[str, Any]] = []
         for place in self.places:
-            row = {name: value for name, value in vars(place).items() if name not in ("tests", "doubts")}
+            row = {name: value for name, value in vars(place).items() if name not in ("tests", "posthoc")}
             row |= {"trusted": place.trusted, "status": place.status}
-            row |= {name: getattr(place.doubts, name) for name in ("alike", "twin", "refused")}
+            row |= {name: getattr(place.posthoc, name) for name in ("alike", "perturbed_copy", "refused")}
             for test in place.asked:
-                row[f"wins: {test.line}, {test.rival}"] = test.rate
-                row[f"p: {test.line}, {test.rival}"] = test.p
+                row[f"wins: {test.criterion}, {test.rival}"] = test.rate
+                row[f"p: {test.criterion}, {test.rival}"] = test.p
             rows.append(row)
         return pd.DataFrame(rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """All that a verdict rests on: what the race knows of every method, and facts beside it."""
+    """All that a verdict rests on: what the elimination knows of every method, and facts beside it."""
 
     entries: Mapping[str, Entry]
     rules: Rules
     rows: Mapping[str, int]
     absent: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
-    doubts: Mapping[str, Doubts] = field(default_factory=dict)
+    posthoc: Mapping[str, PosthocChecks] = field(default_factory=dict)
 
 
 def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
@@ -220,18 +220,18 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
     why = ""
     if not rules.controls:
         why = "no control was scored, so nothing tells whether a method is better than chance"
-    if not why and not rules.heard:
+    if not why and not rules.admissible:
         why = "no metric sees the damage that was planted on known maps, so nothing tells maps apart"
-    if not why and samples < FEWEST:
-        why = f"{samples} samples are too few; give at least {FEWEST}, better 64"
+    if not why and samples < MIN_SAMPLES:
+        why = f"{samples} samples are too few; give at least {MIN_SAMPLES}, better 64"
     tests = {label: () if why else rules.tests(entry) for label, entry in entries.items()}
     p = {label: largest_p(found) for label, found in tests.items()}
     adjusted = corrected(p)
-    doubts = {label: known.doubts.get(label, Doubts()) for label in entries}
+    posthoc = {label: known.posthoc.get(label, PosthocChecks()) for label in entries}
     finalists = [
         entry
         for label, entry in entries.items()
-        if not why and adjusted[label] <= ALPHA and label not in known.dropped and not doubts[label].refused
+        if not why and adjusted[label] <= ALPHA and label not in known.dropped and not posthoc[label].refused
     ]
     found = groups_of(rules, finalists, seed) if finalists else Groups((), ())
     number = {label: i for i, group in enumerate(found.groups) for label in group}
@@ -250,7 +250,7 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
             p_best=chance.get(number.get(label, -1), math.nan),
             provisional=bool(known.absent),
             dropped=known.dropped.get(label, ""),
-            doubts=doubts[label],
+            posthoc=posthoc[label],
         )
         for label, entry in entries.items()
     ]
@@ -258,10 +258,10 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
     return Verdict(
         (*places, *_control_places(rules, bool(why))),
         tuple(judges),
-        _pairs(rules, list(entries.values())) if rules.heard else (),
+        _pairs(rules, list(entries.values())) if rules.admissible else (),
         found.groups,
         found.probability,
-        rules.lines,
+        rules.criteria,
         known.absent,
         samples,
         why,
@@ -278,7 +278,7 @@ def _order(place: Place) -> tuple[Any, ...]:
 def _score(rules: Rules, entry: Entry, but: str = "") -> tuple[float, float, float]:
     """The mean win rate against the controls, and its interval."""
     rivals = [draws for name, draws in rules.controls.items() if name != but]
-    if not rivals or not rules.heard:
+    if not rivals or not rules.admissible:
         return NOTHING
     won = torch.stack([rules.removal_units(entry.removal, draws) for draws in rivals]).mean(0)
     return rate(won)[:3]
@@ -337,11 +337,11 @@ class Ranking(tuple["Place", ...]):
 
 
 def plant(
-    race: Race, effort: Effort, seed: int, progress: bool | None
+    elimination: Elimination, effort: Effort, seed: int, progress: bool | None
 ) -> tuple[PlantedDamage | None, tuple[int, ...]]:
     """Plant damage in the samples of the first look; what it said, and which removal metrics have a voice."""
-    metrics = race.judges.removal
-    few = race.first_look
+    metrics = elimination.judges.removal
+    few = elimination.first_stage
     try:
         found = planted_damage(few, metrics, levels=effort.damage, seed=seed, progress=progress)
     except VeridicalError:
@@ -349,8 +349,8 @@ def plant(
     return found, tuple(i for i, label in enumerate(metrics) if label in found.heard)
 
 
-def voices_of(
-    judges: Judges, found: PlantedDamage | None, reliability: MetaEvaluation | None
+def metric_roles(
+    judges: MetricPanel, found: PlantedDamage | None, reliability: MetaEvaluation | None
 ) -> tuple[Judge, ...]:
     """Every metric with what it can see here; those that decide first."""
     out = []

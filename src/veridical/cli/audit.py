@@ -13,7 +13,7 @@ from rich.table import Table
 
 import veridical as vd
 from veridical.auditing import EFFORTS, Audit
-from veridical.auditing.candidates import LINES, choose_explainers
+from veridical.auditing.candidates import CRITERIA, choose_explainers
 from veridical.auditing.effort import effort_of
 from veridical.cli.app import app, out
 from veridical.cli.concepts import HELP, concepts_of
@@ -45,7 +45,9 @@ def audit(
     ] = None,
     line: Annotated[
         list[str] | None,
-        typer.Option("--line", help=f"Lines of evidence: {', '.join(LINES)}; all by default. Repeat."),
+        typer.Option(
+            "--criterion", help=f"Lines of evidence: {', '.join(CRITERIA)}; all by default. Repeat."
+        ),
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option("--metric", help="Metrics that decide in place of ours. Repeat.")
@@ -85,7 +87,7 @@ def audit(
             effort=effort,
             seed=seed,
             samples=source.samples,
-            lines=line,
+            criteria=line,
             metrics=metric,
             controls=control,
             budget=budget,

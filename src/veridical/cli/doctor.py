@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import veridical as vd
-from veridical.auditing.candidates import choose_explainers, choose_judges, choose_lines
+from veridical.auditing.candidates import choose_criteria, choose_explainers, choose_metrics
 from veridical.auditing.effort import effort_of
 from veridical.cli.app import app, out
 from veridical.cli.sources import (
@@ -96,7 +96,7 @@ def _audits(task: vd.Task, found: Diagnosis) -> dict[str, tuple[int, int] | None
     for name in ("glance", "quick", "standard"):
         plan = effort_of(name, task)
         panel = choose_explainers(task, None, plan, None)
-        judges = choose_judges(task, plan, None, choose_lines(None), None)
+        judges = choose_metrics(task, plan, None, choose_criteria(None), None)
         scoring = sum(scoring_rows(judge, task) or 0 for judge in judges.scoring.values())
         # as the race itself reckons: the swap takes three maps more and five times their scores
         maps, scores = (4, 6) if task.predictor.differentiable else (1, 1)

@@ -155,7 +155,7 @@ def _facts(audit: Audit) -> list[dict[str, str]]:
         "samples": f"{verdict.samples:,}",
         "explainers trusted": f"{trusted} of {len(verdict.ranking)}",
         "controls": str(len(verdict.controls)),
-        "lines of evidence": ", ".join(verdict.lines),
+        "lines of evidence": ", ".join(verdict.criteria),
         "deciding metrics": f"{len(verdict.deciding)} of {sum(judge.decides for judge in verdict.judges)}",
         "model evaluations": f"{_total_rows(audit):,}",
         "time": _duration(sum(audit.seconds.values())),
@@ -172,7 +172,7 @@ def _place(place: Place, colour: str) -> dict[str, Any]:
     told = {
         **vars(place),
         "tests": [vars(test) for test in place.tests],
-        "doubts": asdict(place.doubts),
+        "doubts": asdict(place.posthoc),
         "trusted": place.trusted,
         "word": place.status,
     }
@@ -184,10 +184,10 @@ def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
     """Every method against everything it has to beat."""
     head = audit.task.head
     tests = [test for place in audit.verdict.ranking for test in place.asked]
-    columns = list(dict.fromkeys((test.line, in_words(test.rival, head)) for test in tests))
+    columns = list(dict.fromkeys((test.criterion, in_words(test.rival, head)) for test in tests))
     rows = []
     for place in audit.verdict.ranking:
-        held = {(test.line, in_words(test.rival, head)): vars(test) for test in place.asked}
+        held = {(test.criterion, in_words(test.rival, head)): vars(test) for test in place.asked}
         rows.append(
             {
                 "explainer": place.explainer,
@@ -210,7 +210,7 @@ def _metrics(audit: Audit) -> list[dict[str, Any]]:
             **nothing,
             **facts.get(judge.metric, {}),
             **vars(judge),
-            "heard": judge.heard,
+            "heard": judge.admissible,
             "areas": _areas(audit, judge.metric),
         }
         for judge in audit.verdict.judges
@@ -328,7 +328,7 @@ def _cost(audit: Audit) -> dict[str, Any]:
 def _papers(audit: Audit) -> list[str]:
     """The papers of the systems, metrics, explainers and tests that took part."""
     named = [SYSTEMS["F-Fidelity"], SYSTEMS["QGE"]]
-    if any(judge.line == "GEF" for judge in audit.verdict.judges):
+    if any(judge.criterion == "GEF" for judge in audit.verdict.judges):
         named.append(SYSTEMS["GEF"])
     if audit.reliability is not None:
         named.append(SYSTEMS["MetaQuantus"])

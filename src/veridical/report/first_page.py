@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from veridical.auditing import Audit, Place, Test
-from veridical.auditing.evidence import ALPHA, FEWEST, HERE, SIZE
-from veridical.auditing.posthoc_checks import AGREE, TWIN_NOISE
+from veridical.auditing.evidence import ALPHA, HERE, MIN_SAMPLES, SIZE
+from veridical.auditing.posthoc_checks import COPY_NOISE, MIN_AGREEMENT
 from veridical.auditing.sentences import QUESTIONS, SURE_SAMPLES, in_words, joined, why_not
 from veridical.data.generation import Generation
 from veridical.values.task import Task
@@ -37,31 +37,34 @@ def _lines(place: Place, audit: Audit) -> list[dict[str, Any]]:
     """Each line of evidence: what was asked, what came out, whether it holds."""
     found: list[dict[str, Any]] = []
     for line, question in QUESTIONS.items():
-        tests = [test for test in place.tests if test.line == line]
+        tests = [test for test in place.tests if test.criterion == line]
         if line in audit.verdict.absent:
-            found.append({"line": line, "question": question, "held": None, "said": [_absent(line, audit)]})
+            found.append(
+                {"criterion": line, "question": question, "held": None, "said": [_absent(line, audit)]}
+            )
         elif tests:
             held = all(test.p <= ALPHA for test in tests)
             # without classes two tests are one
             said = list(dict.fromkeys(in_a_sentence(test, audit.task.head) for test in tests))
-            found.append({"line": line, "question": question, "held": held, "said": said})
+            found.append({"criterion": line, "question": question, "held": held, "said": said})
     return [*found, *_doubts(place)]
 
 
 def _doubts(place: Place) -> list[dict[str, Any]]:
     """What was asked beyond the lines, where it was: the sample and the class, the weights and a twin."""
-    found, asked = [], place.doubts.sample
+    found, asked = [], place.posthoc.sample
     if asked is not None and asked.samples:
-        how = f"r = {place.doubts.alike:.2f} between maps of samples of a class"
+        how = f"r = {place.posthoc.alike:.2f} between maps of samples of a class"
         said = [f"{in_a_sentence(asked)[:-1]}; {how}."]
-        held = asked.p <= ALPHA or not place.doubts.refused
+        held = asked.p <= ALPHA or not place.posthoc.refused
         question = "Is it about this sample, and not about the class alone?"
-        found.append({"line": "sample", "question": question, "held": held, "said": said})
-    if place.doubts.twin == place.doubts.twin:
-        said = [f"Weights that differ by {TWIN_NOISE:.1%} get maps like these: r = {place.doubts.twin:.2f}."]
-        held = place.doubts.twin >= AGREE
+        found.append({"criterion": "sample", "question": question, "held": held, "said": said})
+    if place.posthoc.perturbed_copy == place.posthoc.perturbed_copy:
+        alike = f"r = {place.posthoc.perturbed_copy:.2f}"
+        said = [f"Weights that differ by {COPY_NOISE:.1%} get maps like these: {alike}."]
+        held = place.posthoc.perturbed_copy >= MIN_AGREEMENT
         question = "Does it say the same of nearly the same weights?"
-        found.append({"line": "twin", "question": question, "held": held, "said": said})
+        found.append({"criterion": "twin", "question": question, "held": held, "said": said})
     return found
 
 
@@ -74,7 +77,7 @@ def in_a_sentence(test: Test, head: str = "multiclass") -> str:
     if not test.samples:
         return "Not reached: it does not pass what comes before."
     sure = f"{test.rate:.0%} of {test.samples} samples (95% interval {test.low:.0%} to {test.high:.0%})"
-    if test.line == "swap":
+    if test.criterion == "randomisation":
         if test.rival == SIZE:
             return (
                 "A model with other weights, too, is explained better by its maps of that model than by the "
@@ -92,9 +95,9 @@ def in_a_sentence(test: Test, head: str = "multiclass") -> str:
             "A model with other weights is explained better by its maps of that model than by those of this "
             f"one ({whose}) in {sure}."
         )
-    if test.line == "sample":
+    if test.criterion == "sample":
         return f"Its map explains a sample better than {test.rival} in {sure}."
-    if test.line == "truth":
+    if test.criterion == "truth":
         return f"It finds the marked features better than {in_words(test.rival)} in {sure}."
     rival = in_words(test.rival)
     return f"When features are removed, its order tells what matters better than {rival} in {sure}."
@@ -105,7 +108,7 @@ def _changes(audit: Audit) -> list[str]:
     verdict = audit.verdict
     said = ["Other weights: the answer is about the weights named below; an updated model needs its own."]
     if verdict.why_none or verdict.samples < SURE_SAMPLES:
-        need = FEWEST if verdict.samples < FEWEST else SURE_SAMPLES
+        need = MIN_SAMPLES if verdict.samples < MIN_SAMPLES else SURE_SAMPLES
         said.append(
             f"More samples: {verdict.samples} were looked at, {need} or more find what these could not."
         )
