@@ -60,7 +60,7 @@ def audit(family: str, seed: int, samples: int, effort: str = "quick") -> dict[s
                 "p_holm": place.p_holm,
                 "refused": place.posthoc.refused,
                 "alike": place.posthoc.alike,
-                "twin": place.posthoc.twin,
+                "perturbed_copy": place.posthoc.perturbed_copy,
                 "tests": [[t.criterion, t.rival, t.rate, t.p, t.samples] for t in place.tests],
             }
             for place in found.ranking

@@ -44,7 +44,7 @@ def test_the_verdict_comes_first(audited: Audit, shown: dict[str, Any]) -> None:
 def test_the_first_page_can_be_signed(audited: Audit, shown: dict[str, Any]) -> None:
     first = shown["first_page"]
     assert first["question"].startswith(f"Which of {len(audited.ranking)} explainers may be used")
-    assert {one["line"] for one in first["evidence"]} >= {"removal", "randomisation"}
+    assert {one["criterion"] for one in first["evidence"]} >= {"removal", "randomisation"}
     assert all(one["said"] for one in first["evidence"])
     assert first["changes"]
     assert first["limits"]

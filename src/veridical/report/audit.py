@@ -155,7 +155,7 @@ def _facts(audit: Audit) -> list[dict[str, str]]:
         "samples": f"{verdict.samples:,}",
         "explainers trusted": f"{trusted} of {len(verdict.ranking)}",
         "controls": str(len(verdict.controls)),
-        "lines of evidence": ", ".join(verdict.criteria),
+        "criteria": ", ".join(verdict.criteria),
         "deciding metrics": f"{len(verdict.deciding)} of {sum(judge.decides for judge in verdict.judges)}",
         "model evaluations": f"{_total_rows(audit):,}",
         "time": _duration(sum(audit.seconds.values())),
@@ -172,7 +172,7 @@ def _place(place: Place, colour: str) -> dict[str, Any]:
     told = {
         **vars(place),
         "tests": [vars(test) for test in place.tests],
-        "doubts": asdict(place.posthoc),
+        "posthoc": asdict(place.posthoc),
         "trusted": place.trusted,
         "word": place.status,
     }
@@ -195,7 +195,7 @@ def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
                 "cells": [held.get(column) for column in columns],
             }
         )
-    heads = [{"line": line, "rival": rival} for line, rival in columns]
+    heads = [{"criterion": line, "rival": rival} for line, rival in columns]
     return {"columns": heads, "rows": rows, "alpha": ALPHA}
 
 
@@ -210,7 +210,7 @@ def _metrics(audit: Audit) -> list[dict[str, Any]]:
             **nothing,
             **facts.get(judge.metric, {}),
             **vars(judge),
-            "heard": judge.admissible,
+            "admissible": judge.admissible,
             "areas": _areas(audit, judge.metric),
         }
         for judge in audit.verdict.judges

@@ -118,7 +118,7 @@ def curves(
                 "direction": first.direction.value,
                 "x_label": first.curve.x_label,
                 "y_label": y_label,
-                "criteria": [
+                "lines": [
                     {
                         "label": who,
                         "status": statuses.get(who, PLAIN),

@@ -64,7 +64,7 @@ def _doubts(place: Place) -> list[dict[str, Any]]:
         said = [f"Weights that differ by {COPY_NOISE:.1%} get maps like these: {alike}."]
         held = place.posthoc.perturbed_copy >= MIN_AGREEMENT
         question = "Does it say the same of nearly the same weights?"
-        found.append({"criterion": "twin", "question": question, "held": held, "said": said})
+        found.append({"criterion": "perturbed_copy", "question": question, "held": held, "said": said})
     return found
 
 

@@ -33,7 +33,7 @@ def paths(evaluation: Evaluation, statuses: Mapping[str, str]) -> list[dict[str,
         held = {who: evaluation.scores[who, what] for who in statuses if (who, what) in evaluation.scores}
         path = next(iter(held.values())).provenance.get("path")
         lines = [{"label": who, "status": statuses.get(who, PLAIN), **_moved(s)} for who, s in held.items()]
-        out.append({"metric": what, "path": path, "criteria": lines, "search": _search(path)})
+        out.append({"metric": what, "path": path, "lines": lines, "search": _search(path)})
     return out
 
 
