@@ -1,6 +1,5 @@
 """Removal: exact counts, uniform draws, one pass for all sizes and signs, and the flags of what cannot be."""
 
-import itertools
 from dataclasses import replace
 from fractions import Fraction
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 import veridical as vd
 from tests.reference import fidelity as reference
 from veridical import testing
-from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import FFid, Fid, RFid
@@ -23,7 +21,6 @@ from veridical.fidelity.removal import (
     Removals,
     budget,
     explanation_sizes,
-    last_tickets,
     removal_counts,
 )
 from veridical.metrics.base import CONSTANT
@@ -140,38 +137,6 @@ def test_blocks_do_not_change_masks() -> None:
             for at in range(0, rule.count, step)
         ]
         assert torch.equal(torch.cat(pieces, 1), whole[2:5])
-
-
-def removes_the_smallest(last, samples: int, features: int, unequal: bool, cap: float | None) -> bool:
-    """Whether what lies up to the last ticket are the smallest tickets of each part, found one by one."""
-    generator = torch.Generator().manual_seed(samples * features)
-    n = torch.full((samples,), features)
-    if unequal:
-        n = torch.randint(2, features + 1, (samples,), generator=generator)
-    sizes = explanation_sizes(n, [0.1, 0.4, 0.8])
-    most = None if cap is None else budget(n, cap)
-    counts = tuple(removal_counts(sizes, n, sign, 0.5, most) for sign in ("plus", "minus"))
-    ranks = torch.stack(
-        [torch.cat([torch.randperm(int(k), generator=generator), torch.arange(int(k), features)]) for k in n]
-    )
-    rule = Removals(Key(1), torch.arange(samples), ranks, n, sizes, counts, draws=3)
-    tickets = keyed.random_keys(Key(1), rule.ids, torch.arange(3), features)
-    limits = last(tickets, rule.ranks, rule.edges, rule.part_counts)
-    for sample, draw, part in itertools.product(range(samples), range(3), range(6)):
-        begin, end = rule.edges[:, sample, part]
-        inside = tickets[sample, draw][(ranks[sample] >= begin) & (ranks[sample] < end)]
-        smallest = inside.sort().values[: int(rule.part_counts[sample, part])]
-        if inside[inside <= limits[sample, draw, part]].sort().values.tolist() != smallest.tolist():
-            return False
-    return True
-
-
-@pytest.mark.parametrize("unequal", [False, True])
-@pytest.mark.parametrize("cap", [None, 0.1])
-def test_the_smallest_tickets_of_a_part_are_removed(unequal: bool, cap: float | None) -> None:
-    assert removes_the_smallest(last_tickets, 6, 40, unequal, cap)
-    assert not removes_the_smallest(lambda t, r, e, c: last_tickets(t, r, e, c + 1), 6, 40, unequal, cap)
-    assert not removes_the_smallest(lambda t, r, e, c: last_tickets(t, 39 - r, e, c), 6, 40, unequal, cap)
 
 
 def test_every_feature_of_a_part_is_removed_equally_often() -> None:

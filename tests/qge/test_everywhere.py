@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 import veridical as vd
 from veridical import study as studies
 from veridical.cli.app import app, out
-from veridical.metrics.base import registry
 
 SAMPLES = 6
 NAMES = ["qge:pixel_flipping", "qrand:pixel_flipping", "qge:qge:insertion", "qge:max_sensitivity"]
@@ -64,10 +62,3 @@ def test_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
         assert name in done.output
     unknown = CliRunner().invoke(app, [*words, "-m", "qge:pixel_fliping"])
     assert unknown.exit_code != 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_in_json(name: str) -> None:
-    metric = registry.make(name)
-    again = vd.qge.metric_from_json(json.loads(json.dumps(metric.to_json())))
-    assert again == metric

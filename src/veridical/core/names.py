@@ -69,7 +69,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.metrics.faithfulness.sensitivity_n": ("sensitivity_n", "SensitivityN"),
     "veridical.metrics.faithfulness.sufficiency": ("sufficiency", "Sufficiency shared_prediction"),
     "veridical.metrics.input_noise": ("", "gaussian_draws movable own_range reference_range touched touched_norm uniform_draws uniform_noise why_no_noise"),
-    "veridical.metrics.localisation._common": ("", "LocalisationMetric LocalisationRanking feature_counts judged object_of positive_share_inside share_of_last"),
+    "veridical.metrics.localisation._common": ("", "LocalisationMetric LocalisationRanking feature_counts object_of positive_share_inside scored share_of_last"),
     "veridical.metrics.localisation.attribution_localisation": ("attribution_localisation", "AttributionLocalisation"),
     "veridical.metrics.localisation.focus": ("focus", "Focus made_of_quadrants"),
     "veridical.metrics.localisation.localisation_auc": ("localisation_auc", "LocalisationAuc ranking_area"),

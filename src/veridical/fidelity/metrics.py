@@ -194,8 +194,8 @@ class RFid(Fidelity):
         orders = self.tie_orders(task, explanation, context.key)
         drawn, whole = self._drawn(task), self._on_perturbed(task)
         if not explanation.has_ties or orders.most == 1 or whole or not any(drawn):
-            judge = partial(self._on_its_draws, context.key, False)
-            return over_orders(judge, task, orders, context.key, whole)
+            evaluate = partial(self._on_its_draws, context.key, False)
+            return over_orders(evaluate, task, orders, context.key, whole)
         # one ranking for a share of the draws each: as many draws in all as for a map without ties
         shares = [count * by_draws for count, by_draws in zip(orders.each, drawn, strict=True)]
         parts = []
@@ -203,8 +203,8 @@ class RFid(Fidelity):
             which = [row for row, share in enumerate(shares) if share == count]
             metric = replace(self, draws=-(-self.draws // count)) if count else self
             rows = torch.tensor(which, device=task.inputs.device)
-            judge = partial(metric._on_its_draws, context.key, bool(count))
-            parts.append((rows, over_orders(judge, task[rows], orders.take(which), context.key)))
+            evaluate = partial(metric._on_its_draws, context.key, bool(count))
+            parts.append((rows, over_orders(evaluate, task[rows], orders.take(which), context.key)))
         return merged(parts, len(task.inputs))
 
     def _on_its_draws(self, key: Key, own: bool, task: Task, explanation: Explanation, which: int) -> Outcome:

@@ -14,13 +14,13 @@ from veridical.values.variance import SOURCES, repeats_of
 
 
 def with_repeats(
-    judge: Callable[[Key], Scores], metric: AnyMetric, task: Task, subject: object, seed: int, repeats: int
+    score: Callable[[Key], Scores], metric: AnyMetric, task: Task, subject: object, seed: int, repeats: int
 ) -> Scores:
     """The scores under one seed, with those of `repeats` - 1 further seeds of each source as details.
 
-    A source that cannot matter here (a fill that draws nothing, maps without ties) is not asked again.
+    A source that cannot matter here (a fill that draws nothing, maps without ties) is not drawn again.
     """
-    first = judge(Key(seed))
+    first = score(Key(seed))
     ranked = not isinstance(subject, Explanation) or subject.has_ties
     moves = {"draws": True, "fill": _draws_its_fill(metric, task), "tie orders": ranked}
     cost: Cost = first.cost
@@ -29,7 +29,7 @@ def with_repeats(
         columns = [first.values]
         for k in range(1, repeats):
             if moves[source]:
-                again = judge(_reseeded(seed, source, k))
+                again = score(_reseeded(seed, source, k))
                 cost += again.cost
                 columns.append(again.values)
             else:

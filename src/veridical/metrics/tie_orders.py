@@ -29,7 +29,7 @@ def merged(parts: Sequence[tuple[Tensor, Outcome]], samples: int) -> Outcome:
 
 
 def over_orders(
-    judge: Callable[[Task, Explanation, int], Outcome],
+    evaluate: Callable[[Task, Explanation, int], Outcome],
     task: Task,
     orders: TieOrders,
     key: Key,
@@ -37,25 +37,25 @@ def over_orders(
 ) -> Outcome:
     """The mean outcome over the rankings of each sample; maps without ties are judged once, as they are.
 
-    Only samples that have a further ranking are asked again, unless the judge shares its work among the
+    Only samples that have a further ranking are evaluated again, unless it shares its work among the
     `whole` task.
     """
     explanation = orders.explanation
     share = explanation.tied_pairs
     if orders.most == 1:
-        first = judge(task, explanation, 0)
+        first = evaluate(task, explanation, 0)
         return replace(first, details={**first.details, TIED_PAIRS: share})
     sums = _Sums(len(task.inputs))
-    sums.add(judge(task, orders.strict(0, key), 0))
+    sums.add(evaluate(task, orders.strict(0, key), 0))
     # a curve may have as many steps as the longest sample has features
     whole = whole or task.space.valid is not None
     for which in range(1, orders.most):
         more, further = orders.counts > which, orders.beyond(which)
         if whole or len(further) == len(task.inputs):
-            sums.add(judge(task, orders.strict(which, key), which), more=more)
+            sums.add(evaluate(task, orders.strict(which, key), which), more=more)
         else:
             rows = torch.tensor(further, device=task.inputs.device)
-            sums.add(judge(task[rows], orders.take(further).strict(which, key), which), rows)
+            sums.add(evaluate(task[rows], orders.take(further).strict(which, key), which), rows)
     outcome, variance = sums.mean(orders.counts)
     decided = variance.sqrt() > _DECIDES * outcome.values.abs()
     details = {**outcome.details, TIED_PAIRS: share, TIE_VARIANCE: variance / orders.counts}

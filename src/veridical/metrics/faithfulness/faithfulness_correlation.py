@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, ClassVar
 
 import torch
@@ -51,13 +50,9 @@ class FaithfulnessCorrelation(Metric):
         return _sizes(task.space.counts(len(task)), self.subset_size)
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        valid = task.space.valid
-        # one size for all is known here, without asking a GPU for it
-        sizes = (
-            _only_size(task.space.n_features, self.subset_size)
-            if valid is None
-            else self.sizes(task)[:, None]
-        )
+        sizes: Tensor | int = self.sizes(task)[:, None]
+        if task.space.valid is None:
+            sizes = int(_sizes(torch.tensor([task.space.n_features]), self.subset_size))
         rule, there = sized_subsets(task, context.key, self.runs, sizes)
         responses, sums = asked_and_summed(
             task,
@@ -77,9 +72,3 @@ class FaithfulnessCorrelation(Metric):
 def _sizes(counts: Tensor, share: float) -> Tensor:
     wanted = counts * share if share < 1 else counts * 0 + int(share)
     return torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
-
-
-@lru_cache(maxsize=64)
-def _only_size(features: int, share: float) -> int:
-    """Features in a subset of so many, the same for all samples."""
-    return int(_sizes(torch.tensor([features]), share))

@@ -16,7 +16,7 @@ from veridical.metrics.base import TIED_PAIRS, Ties
 from veridical.metrics.tie_orders import TIES_DECIDE
 from veridical.models.context import Context
 
-Judge = Callable[..., Tensor]
+Scorer = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def object_of(task: Task, explanation: Explanation) -> tuple[Tensor, dict[str, T
     return masks, flags
 
 
-def judged(task: Task, explanation: Explanation, judge: Judge, fault: str, *reads: Tensor) -> Outcome:
-    """`judge(*reads, masks, valid)` in blocks; its NaN means `fault`, and an empty mask is NaN too."""
+def scored(task: Task, explanation: Explanation, scorer: Scorer, fault: str, *reads: Tensor) -> Outcome:
+    """`scorer(*reads, masks, valid)` in blocks; its NaN means `fault`, and an empty mask is NaN too."""
     masks, flags = object_of(task, explanation)
-    scores = in_blocks(judge, *reads, masks, explanation.valid)
+    scores = in_blocks(scorer, *reads, masks, explanation.valid)
     empty = flags["the object mask is empty"]
     flags[fault] = scores.isnan() & ~empty
     return Outcome(torch.where(empty, torch.nan, scores), flags)

@@ -9,7 +9,7 @@ from veridical.metrics import Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
-    judged,
+    scored,
     object_of,
     positive_share_inside,
 )
@@ -36,7 +36,7 @@ class AttributionLocalisation(LocalisationMetric):
     paper: ClassVar[str] = "Kohlbrenner et al. 2020"
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        outcome = judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)
+        outcome = scored(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)
         if not self.weighted:
             return outcome
         masks, _ = object_of(task, explanation)

@@ -12,7 +12,7 @@ from veridical.metrics import Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
-    judged,
+    scored,
     positive_share_inside,
 )
 from veridical.models.context import Context
@@ -49,7 +49,7 @@ class Focus(LocalisationMetric):
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        outcome = judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)
+        outcome = scored(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)
         assert task.masks is not None
         labels = task.space.labels if task.space.per_sample else None
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.metrics import Direction, Explanation, Outcome, Task, register
-from veridical.metrics.localisation._common import LocalisationMetric, feature_counts, judged
+from veridical.metrics.localisation._common import LocalisationMetric, feature_counts, scored
 from veridical.models.context import Context
 
 
@@ -54,4 +54,4 @@ class LocalisationAuc(LocalisationMetric):
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         fault = "no feature lies outside the object"
-        return judged(task, explanation, ranking_area, fault, explanation.order, explanation.values)
+        return scored(task, explanation, ranking_area, fault, explanation.order, explanation.values)

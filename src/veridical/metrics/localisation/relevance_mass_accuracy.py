@@ -9,7 +9,7 @@ from veridical.metrics import Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
-    judged,
+    scored,
     positive_share_inside,
 )
 from veridical.models.context import Context
@@ -34,4 +34,4 @@ class RelevanceMassAccuracy(LocalisationMetric):
     paper: ClassVar[str] = "Arras et al. 2022; MetaQuantus eq. 25"
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        return judged(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)
+        return scored(task, explanation, positive_share_inside, NOTHING_POSITIVE, explanation.values)

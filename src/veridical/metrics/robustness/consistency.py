@@ -19,31 +19,21 @@ def explanation_codes(values: Tensor, top: int) -> Tensor:
 
     Ties go to the feature that comes first.
     """
-    chosen = _largest(values.abs(), top)
+    chosen = torch.argsort(values.abs(), dim=-1, descending=True, stable=True)[:, :top]
     sign = values.gather(-1, chosen).sign().long()
     return sign.add_(chosen, alpha=3).add_(1).sort(-1).values
-
-
-def _largest(size: Tensor, top: int) -> Tensor:
-    """Where the `top` largest of rows of numbers that are not negative lie; the first of equals first."""
-    if size.dtype != torch.float32:
-        return torch.argsort(size, dim=-1, descending=True, stable=True)[:, :top]
-    # the bits of such numbers are ordered as they are; the place behind them tells equals apart
-    place = torch.arange(size.shape[-1], device=size.device).flip(0)
-    both = (size.contiguous().view(torch.int32).long() << 32).bitwise_or_(place)
-    return both.topk(top, dim=-1).indices
 
 
 def agreement_among_matches(codes: Tensor, classes: Tensor, other_codes: Tensor, others: Tensor) -> Tensor:
     """(N, 2): of the others with a sample's code, the share with its class; and how many they are."""
 
-    def judge(mine: Tensor, own: Tensor) -> Tensor:
+    def agreement(mine: Tensor, own: Tensor) -> Tensor:
         match = (mine[:, None] == other_codes[None]).all(-1)
         count = match.sum(-1, dtype=torch.float64)
         agree = (match & (own[:, None] == others[None])).sum(-1)
         return torch.stack([agree / count, count], -1)  # 0 / 0 is NaN, as it should be
 
-    return in_blocks(judge, codes, classes, width=len(others) * codes.shape[-1])
+    return in_blocks(agreement, codes, classes, width=len(others) * codes.shape[-1])
 
 
 @register
