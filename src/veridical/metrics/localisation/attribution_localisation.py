@@ -9,9 +9,9 @@ from veridical.metrics import Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
-    scored,
     object_of,
     positive_share_inside,
+    scored,
 )
 from veridical.models.context import Context
 

@@ -9,8 +9,8 @@ from veridical.metrics import Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
-    scored,
     positive_share_inside,
+    scored,
 )
 from veridical.models.context import Context
 
