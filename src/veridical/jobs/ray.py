@@ -23,6 +23,7 @@ from veridical.errors import InputError, MissingExtraError, StudyError
 from veridical.jobs.run import WorkerLostError
 from veridical.values.task import Task
 
+log = logging.getLogger("veridical")
 KEPT_TASKS = 64
 """Tasks that stay in the object store; older ones are placed again when they are needed."""
 MIB = 2**20
@@ -185,11 +186,14 @@ class RayPool(Executor):
         if time.monotonic() - self._checked >= 1.0:
             self.check()
             try:
-                self._nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+                nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             except Exception:
                 self.check()
                 raise
-            self._checked = time.monotonic()
+            if len(nodes) < len(self._nodes):
+                # Ray ends this process, too, where it was the node of this machine
+                log.warning("a node of the cluster was lost; its jobs are given out again")
+            self._nodes, self._checked = nodes, time.monotonic()
         return self._nodes
 
     def _connect(self) -> None:
