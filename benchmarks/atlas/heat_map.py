@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from veridical.report.svg import picture, tag, text
+from veridical.report.charts import picture, tag, text
 
 NAMES, CELL, LINE, HEAD = 205.0, 52.0, 17.0, 34.0
 LOW, MIDDLE, HIGH = (222, 137, 92), (246, 243, 236), (72, 152, 196)

@@ -14,7 +14,7 @@ from benchmarks.atlas.words import overall, plural, sentences
 from veridical.atlas import Atlas
 from veridical.core.files import write_file
 from veridical.report import rendering
-from veridical.report.numbers import plain
+from veridical.report.rendering import plain
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGES = {"html": "index.html", "md": "atlas.md"}

@@ -18,8 +18,8 @@ from tests.report.pages import Page, dangers
 from veridical.auditing import Audit
 from veridical.core.key import Key
 from veridical.errors import FormatError, InputError
-from veridical.report.audit import contents, save_contents, write_audit
-from veridical.report.rendering import read, render
+from veridical.report.audit import contents, write_audit
+from veridical.report.rendering import read, render, save
 
 
 def words(text: str) -> str:
@@ -125,7 +125,7 @@ def test_rendering_is_deterministic_and_reads_saved_contents_only(audited: Audit
     again = contents(audited)
     again["made"] = first["made"]
     assert first == again
-    saved = read(save_contents(audited, tmp_path / "report.json"))
+    saved = read(save(contents(audited), tmp_path / "report.json"))
     saved["made"] = first["made"]
     for format in ("html", "md"):
         assert render(saved, format) == render(first, format)

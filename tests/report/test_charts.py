@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veridical.report import charts
-from veridical.report.svg import Scale, number, round_values, scale_of, tag
+from veridical.report.charts import Scale, number, round_values, scale_of, tag
 
 CRITERIA = [
     {"label": "good", "status": "best", "x": [0.0, 0.5, 1.0], "y": [0.0, 0.5, 1.0]},

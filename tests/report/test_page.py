@@ -8,7 +8,7 @@ import torch
 import veridical as vd
 from tests.report.audits import SCRIPT, hostile
 from tests.report.pages import Page, dangers
-from veridical.report.page import contents, write_evaluation
+from veridical.report.evaluation import contents, write_evaluation
 from veridical.report.rendering import render
 from veridical.testing import MODALITIES, tiny_task
 

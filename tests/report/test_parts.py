@@ -13,9 +13,8 @@ from veridical.explainers import registry as explainers
 from veridical.functional import spearman
 from veridical.metrics import registry as metrics
 from veridical.report.citations import bibtex, entries, papers_in
-from veridical.report.gallery import disagreement, gallery
-from veridical.report.numbers import plain
-from veridical.report.png import SIDE, encode, image_address, map_address
+from veridical.report.gallery import SIDE, disagreement, encode, gallery, image_address, map_address
+from veridical.report.rendering import plain
 from veridical.testing import tiny_task
 
 

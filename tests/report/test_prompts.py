@@ -12,13 +12,10 @@ from veridical.auditing.sentences import in_words
 from veridical.data import known_language
 from veridical.data.known_language import WordTokenizer
 from veridical.data.networks import CausalTransformer
-from veridical.report.cells import curves
+from veridical.report.evaluation import curves, write_evaluation
 from veridical.report.first_page import _removed, in_a_sentence
-from veridical.report.gallery import gallery
-from veridical.report.heads import grid, of_heads
-from veridical.report.identity import callers_module
-from veridical.report.page import write_evaluation
-from veridical.report.prompts import coloured, of_prompts
+from veridical.report.gallery import coloured, gallery, head_grid, of_heads, of_prompts
+from veridical.report.verification import callers_module
 from veridical.values.space import Space
 
 SCRIPT = "<script>alert(1)</script> "
@@ -76,8 +73,8 @@ def test_the_page_names_the_callers_model_its_scale_and_what_off_means():
 
 
 def test_long_prompts_are_cut(monkeypatch):
-    monkeypatch.setattr("veridical.report.prompts.LONGEST_PROMPT", 2)
-    monkeypatch.setattr("veridical.report.prompts.LONGEST_PIECE", 4)
+    monkeypatch.setattr("veridical.report.gallery.LONGEST_PROMPT", 2)
+    monkeypatch.setattr("veridical.report.gallery.LONGEST_PIECE", 4)
     shown = coloured(asked(), 0, [1.0] * 6)
     assert shown["left"] == len(asked().prompts[0].units) - 2
     assert sum(share is not None for s in shown["sentences"] for _, share in s["pieces"]) == 2
@@ -100,7 +97,7 @@ def test_other_units_are_not_heads():
     assert not of_heads(Space.units(2, None, ["conv1 channel 0", "conv1 channel 1"]))
     assert not of_heads(Space.units(2))
     ragged = Space.units(3, None, ["layer 0 head 0", "layer 1 head 0", "layer 1 head 1"])
-    assert grid(ragged, [0.0, 2.0, -4.0])["grid"] == [[0.0, None], [0.5, -1.0]]
+    assert head_grid(ragged, [0.0, 2.0, -4.0])["grid"] == [[0.0, None], [0.5, -1.0]]
 
 
 @pytest.mark.parametrize(("head", "asked"), [("generation", "answer"), ("regression", "output")])

@@ -22,8 +22,8 @@ def report(
 
     Example: veridical report audit --format md
     """
-    from veridical.report.chain import PAGES
     from veridical.report.rendering import write
+    from veridical.report.verification import PAGES
 
     home = folder if folder.is_dir() else folder.parent
     page = write(_contents(folder), path or home / PAGES.get(format, "report"), format)
@@ -34,18 +34,18 @@ def report(
 def verify(
     folder: Annotated[str, typer.Argument(help="The folder of a study, or of an audit's report.")],
 ) -> None:
-    """Check every file of a study or an audit's report against its digest; no model is asked.
+    """Check every file of a study or an audit's report against its checksum; no model is asked.
 
     Exit status 1 says that something is wrong.
 
     Example: veridical verify audit
     """
-    from veridical.report.chain import verify_report
     from veridical.report.rendering import CONTENTS
+    from veridical.report.verification import verify_report
 
     if (Path(folder) / CONTENTS).is_file():
         problems = verify_report(folder)
-        good = "the digest holds: inputs, settings, scores and report belong together"
+        good = "the checksum holds: inputs, settings, scores and report belong together"
     else:
         from veridical.study import verify as verify_study
 

@@ -84,6 +84,11 @@ def read_file(path: str | Path) -> bytes:
         raise StorageError.of("read", path, error) from error
 
 
+def checksum(content: bytes) -> str:
+    """The SHA-256 of bytes, as text."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def with_checksum(content: bytes) -> bytes:
     """The content with its checksum where its one `NO_CHECKSUM` is."""
     at = _place(content, "the content to be written")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ from veridical.auditing.sentences import in_words, why_not
 from veridical.auditing.verdict import Place
 from veridical.core.files import write_file
 from veridical.functional.significance import win_units
-from veridical.report import cells, systems
-from veridical.report.chain import PAGES, chain, tables
+from veridical.report import systems
 from veridical.report.citations import STATISTICS, SYSTEMS, bibtex
+from veridical.report.evaluation import FACTS, curves, failed, flagged, metric_facts, papers, settings, table
 from veridical.report.first_page import first_page
 from veridical.report.gallery import gallery
-from veridical.report.identity import identity
-from veridical.report.numbers import plain
-from veridical.report.rendering import CONTENTS, opening, save, write
+from veridical.report.rendering import CONTENTS, opening, plain, save, write
+from veridical.report.verification import PAGES, checksums, identity, tables
 from veridical.values.scores import Scores
 
 
@@ -39,11 +37,6 @@ def write_audit(audit: Audit, path: str | Path, format: str = "html") -> Path:
     return write(contents(audit), path, format)
 
 
-def save_contents(audit: Audit, path: str | Path) -> Path:
-    """Write all that the report shows as JSON, from which `veridical report` makes the page again."""
-    return save(contents(audit), path)
-
-
 def contents(audit: Audit) -> dict[str, Any]:
     """Everything the report shows, as plain data; the same audit gives the same, but for `made`."""
     statuses = {place.explainer: status(place, audit.best) for place in audit.verdict.places}
@@ -58,16 +51,15 @@ def contents(audit: Audit) -> dict[str, Any]:
         "ranking": [_place(place, statuses[place.explainer]) for place in audit.verdict.places],
         "evidence": _evidence(audit, statuses),
         "pairs": [vars(pair) for pair in audit.verdict.pairs],
-        "groups": [list(group) for group in audit.verdict.groups],
         "beside": [vars(test) for test in audit.beside],
-        "checks": [plain(vars(check)) for check in audit.checks.checks],
+        "checks": [vars(check) for check in audit.checks.checks],
         "metrics": _metrics(audit),
         "damage": _damage(audit),
         "reliability": _reliability_facts(audit),
         "heat": _heat(audit, statuses),
         "curves": [
             curve
-            for curve in cells.curves(evaluation, statuses, list(statuses))
+            for curve in curves(evaluation, statuses, list(statuses))
             if not systems.is_path(evaluation, curve["metric"])
         ],
         "gef": systems.paths(evaluation, statuses),
@@ -75,8 +67,8 @@ def contents(audit: Audit) -> dict[str, Any]:
         "standings": [systems.standing(standing) for standing in audit.standings.values()],
         "concepts": _concepts(audit),
         "gallery": _gallery(audit, statuses),
-        "flags": cells.flagged(evaluation),
-        "failures": cells.failed(evaluation.failures),
+        "flags": flagged(evaluation),
+        "failures": failed(evaluation.failures),
         "interrupted": evaluation.interrupted,
         "skipped": {
             "explainers": _by_reason(audit.skipped_explainers),
@@ -87,9 +79,8 @@ def contents(audit: Audit) -> dict[str, Any]:
         "cost": _cost(audit),
         "bibtex": bibtex(_papers(audit)),
     }
-    told: dict[str, Any] = plain(found)
-    # one digest of inputs, plan, scores and all that is told here
-    return {**told, "chain": chain(told, audit.task.content_hash(), tables(audit))}
+    shown: dict[str, Any] = plain(found)
+    return {**shown, "checksums": checksums(shown, tables(audit))}
 
 
 def _by_reason(skipped: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -169,15 +160,14 @@ def _duration(seconds: float) -> str:
 
 
 def _place(place: Place, colour: str) -> dict[str, Any]:
-    told = {
-        **vars(place),
-        "tests": [vars(test) for test in place.tests],
-        "posthoc": asdict(place.posthoc),
+    shown = ("explainer", "control", "score", "low", "high", "p_holm", "group", "samples", "rows", "dropped")
+    return {
+        **{name: getattr(place, name) for name in shown},
         "trusted": place.trusted,
         "word": place.status,
+        "status": colour,
+        "why": "" if place.control or place.trusted else why_not(place),
     }
-    why = "" if place.control or place.trusted else why_not(place)
-    return {**told, "status": colour, "why": why}
 
 
 def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
@@ -203,8 +193,8 @@ def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _metrics(audit: Audit) -> list[dict[str, Any]]:
-    facts = {one["metric"]: one for one in cells.metric_facts(audit.evaluation)}
-    nothing = dict.fromkeys((*cells.FACTS, "direction"), "")
+    facts = {one["metric"]: one for one in metric_facts(audit.evaluation)}
+    nothing = dict.fromkeys((*FACTS, "direction"), "")
     return [
         {
             **nothing,
@@ -253,14 +243,14 @@ def _reliability_facts(audit: Audit) -> dict[str, Any] | None:
             for (test, mode), amount in reliability.amounts.items()
         ],
         "remarks": list(reliability.remarks),
-        "failures": cells.failed(list(reliability.failures)),
+        "failures": failed(list(reliability.failures)),
     }
 
 
 def _heat(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
     """Explainers by metrics: the share of samples in which noise is beaten, and the raw mean."""
     order = [place.explainer for place in audit.verdict.places]
-    rows = cells.table(audit.evaluation, order)
+    rows = table(audit.evaluation, order)
     metrics, scores = audit.evaluation.metrics, audit.evaluation.scores
     chance = next((place.explainer for place in audit.verdict.controls), None)
     grid = Grid.of(audit.task)
@@ -271,9 +261,8 @@ def _heat(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
             if cell is not None:
                 rival = scores.get((chance, what)) if chance not in (None, who) else None
                 cell["share"] = None if rival is None else _beaten(scores[who, what], rival, grid)
-    heard = {judge.metric for judge in audit.verdict.deciding}
     return {
-        "metrics": [{"metric": what, "weight": float(what in heard)} for what in metrics],
+        "metrics": [{"metric": what} for what in metrics],
         "rows": rows,
         "rival": None if chance is None else in_words(chance),
     }
@@ -286,11 +275,7 @@ def _beaten(own: Scores, rival: Scores, grid: Grid) -> float:
 
 
 def _concepts(audit: Audit) -> dict[str, Any] | None:
-    if audit.concepts is None:
-        return None
-    from veridical.report.concepts import concepts
-
-    return concepts(audit.task, audit.concepts)
+    return None if audit.concepts is None else systems.concepts(audit.task, audit.concepts)
 
 
 # --- how it was done --------------------------------------------------------------------------------
@@ -302,9 +287,7 @@ def _settings(audit: Audit) -> dict[str, Any]:
         "effort": vars(audit.effort),
         "versions": dict(audit.versions),
         "model": type(audit.task.model).__name__,
-        "features": repr(audit.task.space),
-        "head": audit.task.head,
-        **cells.settings(audit.evaluation),
+        **settings(audit.evaluation),
     }
 
 
@@ -334,4 +317,4 @@ def _papers(audit: Audit) -> list[str]:
         named.append(SYSTEMS["MetaQuantus"])
     if audit.concepts is not None:
         named.append(SYSTEMS["SURF"])
-    return [*named, *cells.papers(audit.evaluation), *STATISTICS]
+    return [*named, *papers(audit.evaluation), *STATISTICS]

@@ -1,17 +1,191 @@
-"""The charts of a report: plain data in, SVG out. Colours say how far a method can be trusted.
+"""The charts of a report: plain data in, SVG out, escaped by construction.
 
-A line or mark carries the class of its `status` ("best", "trusted", "untrusted", "control", "plain"), which
-the style sheet colours for light and dark alike.
+Colours say how far a method can be trusted: a line or point carries the class of its `status` ("best",
+"trusted", "untrusted", "control", "plain"), which the style sheet colours for light and dark alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from veridical.report.svg import Scale, line, number, path, picture, scale_of, tag, text, tick
+TICKS = 5
+
+
+def tag(name: str, *children: Any, **attributes: Any) -> Markup:
+    """One element; underscores in attribute names stand for hyphens, and None leaves an attribute out."""
+    written = Markup("").join(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _text(value))
+        for key, value in attributes.items()
+        if value is not None
+    )
+    inside = Markup("").join(escape(child) for child in children)
+    return Markup("<{}{}>{}</{}>").format(Markup(name), written, inside, Markup(name))
+
+
+def _text(value: Any) -> str:
+    """Coordinates to a hundredth: more is not seen, and makes pages large."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def picture(
+    title: str, description: str, width: float, height: float, parts: Iterable[Any], *, klass: str = "chart"
+) -> Markup:
+    """A whole drawing with the words that a screen reader says instead of it."""
+    mark = hashlib.sha1(f"{title}|{description}".encode(), usedforsecurity=False).hexdigest()[:10]
+    return tag(
+        "svg",
+        tag("title", title, id=f"t{mark}"),
+        tag("desc", description, id=f"d{mark}"),
+        *parts,
+        viewBox=f"0 0 {_text(float(width))} {_text(float(height))}",
+        role="img",
+        aria_labelledby=f"t{mark} d{mark}",
+        class_=klass,
+    )
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    """A straight line."""
+    return tag("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), class_=class_)
+
+
+def text(x: float, y: float, said: Any, class_: str = "", anchor: str = "start", whole: str = "") -> Markup:
+    """A line of text; `whole` is shown where the pointer rests on one that was cut."""
+    return tag("text", said, *_tip(whole), x=float(x), y=float(y), class_=class_ or None, text_anchor=anchor)
+
+
+def circle(x: float, y: float, radius: float, class_: str, said: str = "") -> Markup:
+    """A dot."""
+    return tag("circle", *_tip(said), cx=float(x), cy=float(y), r=float(radius), class_=class_)
+
+
+def rect(x: float, y: float, width: float, height: float, class_: str, said: str = "") -> Markup:
+    """A filled box from its upper left corner."""
+    return tag(
+        "rect", *_tip(said), x=float(x), y=float(y), width=float(width), height=float(height), class_=class_
+    )
+
+
+def polygon(corners: Iterable[tuple[float, float]], class_: str, said: str = "") -> Markup:
+    """A closed area."""
+    return tag("polygon", *_tip(said), points=" ".join(f"{x:.1f},{y:.1f}" for x, y in corners), class_=class_)
+
+
+def _tip(said: str) -> list[Markup]:
+    """What is shown where the pointer rests."""
+    return [tag("title", said)] if said else []
+
+
+def path(points: Sequence[tuple[float, float] | None], class_: str, said: str = "") -> Markup:
+    """A line through points; None breaks it."""
+    steps, drawing = [], False
+    for point in points:
+        if point is None:
+            drawing = False
+            continue
+        steps.append(f"{'L' if drawing else 'M'}{_text(float(point[0]))} {_text(float(point[1]))}")
+        drawing = True
+    return tag("path", *_tip(said), d="".join(steps), class_=class_)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where values lie along an axis; `bend` above 0 makes it linear near zero and logarithmic beyond."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    bend: float = 0.0
+
+    def __call__(self, value: float) -> float:
+        low, high = self._bent(self.low), self._bent(self.high)
+        share = (self._bent(value) - low) / (high - low) if high > low else 0.5
+        return self.start + share * (self.end - self.start)
+
+    def _bent(self, value: float) -> float:
+        return math.asinh(value / self.bend) if self.bend else value
+
+    def ticks(self, count: int = TICKS) -> list[float]:
+        """Round values along the axis."""
+        if self.bend:
+            return _powers(self.low, self.high, self.bend)
+        return round_values(self.low, self.high, count)
+
+
+def round_values(low: float, high: float, count: int = TICKS) -> list[float]:
+    """About `count` values between two others that are pleasant to read.
+
+    >>> round_values(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    if not high > low:
+        return [low]
+    raw = (high - low) / count
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(size * m for m in (1, 2, 5, 10) if size * m >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(step * place, 12) for place in range(first, last + 1)]
+
+
+def _powers(low: float, high: float, bend: float) -> list[float]:
+    """Zero and powers of ten beyond the bend; with 2 and 5 between them where powers alone are few."""
+    first, last = math.floor(math.log10(bend)), math.ceil(math.log10(high))
+    steps: tuple[int, ...] = (1,) if last - first > 3 else (1, 2, 5)
+    found = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    every = max(1, len(found) // 7)
+    return [
+        value
+        for value in [0.0, *found[::every]]
+        if (value == 0 and low <= 0) or (bend <= value <= high and value >= low)
+    ]
+
+
+def scale_of(values: Iterable[float | None], start: float, end: float, bend: bool = False) -> Scale:
+    """The scale that holds all values; with `bend`, bent where they span several magnitudes."""
+    known = [v for v in values if v is not None and math.isfinite(v)] or [0.0, 1.0]
+    low, high = min(known), max(known)
+    if high <= low:
+        pad = abs(low) * 0.1 or 0.5
+        return Scale(low - pad, high + pad, start, end)
+    middle = sorted(abs(v) for v in known)[len(known) // 2]
+    if bend and low >= 0 and middle > 0 and high / middle > 8:
+        return Scale(0.0, high, start, end, middle / 2)
+    pad = 0.04 * (high - low)
+    return Scale(low if low == 0 else low - pad, high + pad, start, end)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A short number for an axis or a table; a dash where there is none.
+
+    >>> number(0.12345), number(12345.6), number(None), number(-2e-7)
+    ('0.123', '12346', '–', '-2.00e-07')
+    """
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1e6 or size < 0.5 * 10**-digits:
+        return f"{value:.{max(0, digits - 1)}e}"
+    if size >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.{digits}f}" if size < 10 else f"{value:.{max(0, digits - 2)}f}"
+
+
+def tick(value: float) -> str:
+    """A number beside a tick."""
+    if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:g}"
+
 
 LABEL_GAP = 12.0
 LONGEST_LABEL = 22
@@ -45,14 +219,7 @@ def line_chart(
         parts.append(path(points, f"line {one['status']}", one["label"]))
         if markers or len(known) == 1:
             parts += [
-                tag(
-                    "circle",
-                    tag("title", one["label"]),
-                    cx=a,
-                    cy=b,
-                    r=1.6 + 2.0 * place / max(1, len(known)),
-                    class_=f"dot {one['status']}",
-                )
+                circle(a, b, 1.6 + 2.0 * place / max(1, len(known)), f"dot {one['status']}", one["label"])
                 for place, (a, b) in enumerate(known)
             ]
         if known:
@@ -94,14 +261,7 @@ def _end_labels(ends: list[tuple[float, float, Data]], at: float, top: float, bo
     for (x, y, one), place in zip(ends, places, strict=True):
         parts += [
             path([(x, y), (at + 6, place)], "leader"),
-            tag(
-                "text",
-                _cut(one["label"]),
-                tag("title", one["label"]),
-                x=at + 9,
-                y=place + 3.5,
-                class_=f"name {one['status']}",
-            ),
+            text(at + 9, place + 3.5, _cut(one["label"]), f"name {one['status']}", whole=one["label"]),
         ]
     return parts
 
@@ -138,7 +298,7 @@ def interval(one: Data, reference: float | None, *, width: float = 220) -> Marku
         said = f"{one['score']:.0%}, interval {one['low']:.0%} to {one['high']:.0%}"
         parts += [
             line(x(one["low"]), 11, x(one["high"]), 11, f"bar {one['status']}"),
-            tag("circle", cx=x(one["score"]), cy=11.0, r=4.5, class_=f"dot {one['status']}"),
+            circle(x(one["score"]), 11, 4.5, f"dot {one['status']}"),
         ]
     return picture(f"Score of {one['explainer']}", said, width, 22, parts, klass="spark")
 
@@ -152,27 +312,20 @@ TESTS = {"ipt": "inputs disturbed", "mpt": "weights disturbed", "combined": "bot
 def area_chart(metric: str, areas: Mapping[str, Sequence[float | None]]) -> Markup:
     """The four consistencies of a metric as an area, one per test; a perfect metric fills the diamond."""
     centre, radius = (100.0, 76.0), 54.0
-    parts = []
-    for share in (0.5, 1.0):
+
+    def area(values: Sequence[float], class_: str, said: str = "") -> Markup:
+        lengths = [value * radius for value in values]
         corners = [
-            (centre[0] + share * radius * dx, centre[1] + share * radius * dy) for _, dx, dy in CORNERS
+            (centre[0] + length * dx, centre[1] + length * dy)
+            for length, (_, dx, dy) in zip(lengths, CORNERS, strict=True)
         ]
-        parts.append(tag("polygon", points=_points(corners), class_="ideal" if share == 1 else "half"))
+        return polygon(corners, class_, said)
+
+    parts = [area([0.5] * 4, "half"), area([1.0] * 4, "ideal")]
     said = []
     for place, (test, entries) in enumerate(areas.items()):
         values = [entries[entry] or 0.0 for entry in ENTRY]
-        corners = [
-            (centre[0] + value * radius * dx, centre[1] + value * radius * dy)
-            for value, (_, dx, dy) in zip(values, CORNERS, strict=True)
-        ]
-        parts.append(
-            tag(
-                "polygon",
-                tag("title", TESTS.get(test, test)),
-                points=_points(corners),
-                class_=f"area a{place}",
-            )
-        )
+        parts.append(area(values, f"area a{place}", TESTS.get(test, test)))
         numbers = ", ".join(
             f"{name} {number(entries[entry], 2)}" for (name, _, _), entry in zip(CORNERS, ENTRY, strict=True)
         )
@@ -186,10 +339,6 @@ def area_chart(metric: str, areas: Mapping[str, Sequence[float | None]]) -> Mark
     return picture(f"Consistencies of {metric}", "; ".join(said), 200, 152, parts, klass="chart small")
 
 
-def _points(corners: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
-
-
 def histogram(one: Data, *, width: float = 300, height: float = 130) -> Markup:
     """How random rankings of the same values score, and where this explanation and its inverse stand."""
     edges, counts = one["edges"], one["counts"]
@@ -197,14 +346,7 @@ def histogram(one: Data, *, width: float = 300, height: float = 130) -> Markup:
     x = scale_of([*edges, *marks], 8, width - 8)
     y = Scale(0.0, float(max(counts, default=1) or 1), height - 26, 12)
     parts = [
-        tag(
-            "rect",
-            x=x(a),
-            y=y(count),
-            width=max(0.5, x(b) - x(a) - 0.5),
-            height=y.start - y(count),
-            class_="mass",
-        )
+        rect(x(a), y(count), max(0.5, x(b) - x(a) - 0.5), y.start - y(count), "mass")
         for a, b, count in zip(edges, edges[1:], counts, strict=False)
     ]
     parts.append(line(8, y.start, width - 8, y.start, "axis"))
@@ -214,12 +356,9 @@ def histogram(one: Data, *, width: float = 300, height: float = 130) -> Markup:
         parts.append(line(x(one["inverse"]), 8, x(one["inverse"]), y.start, "inverse"))
     if one["own"] is not None:
         parts.append(line(x(one["own"]), 4, x(one["own"]), y.start, "own"))
-    said = f"better than {number(_percent(one['percentile']), 1)}% of random rankings"
+    share = None if one["percentile"] is None else 100 * one["percentile"]
+    said = f"better than {number(share, 1)}% of random rankings"
     return picture(f"Standing in sample {one['id']}", said, width, height, parts, klass="chart small")
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
 
 
 def bars(title: str, names: Sequence[str], values: Sequence[float | None], *, width: float = 210) -> Markup:
@@ -231,30 +370,11 @@ def bars(title: str, names: Sequence[str], values: Sequence[float | None], *, wi
     parts = []
     for row, (name, value) in enumerate(zip(names, values, strict=True)):
         y = 3 + 14.0 * row
-        parts.append(
-            tag(
-                "text",
-                _cut(name, 16),
-                tag("title", name),
-                x=wide - 5,
-                y=y + 9,
-                class_="tick",
-                text_anchor="end",
-            )
-        )
+        parts.append(text(wide - 5, y + 9, _cut(name, 16), "tick", "end", name))
         if value is not None:
             a, b = sorted((x(0.0), x(value)))
-            parts.append(
-                tag(
-                    "rect",
-                    tag("title", f"{name}: {value:.3g}"),
-                    x=a,
-                    y=y,
-                    width=max(0.5, b - a),
-                    height=10.0,
-                    class_="plus" if value >= 0 else "minus",
-                )
-            )
+            sign = "plus" if value >= 0 else "minus"
+            parts.append(rect(a, y, max(0.5, b - a), 10, sign, f"{name}: {value:.3g}"))
     height = 6 + 14.0 * len(names)
     parts.append(line(x(0.0), 1, x(0.0), height - 3, "axis"))
     said = "; ".join(f"{name} {number(value)}" for name, value in zip(names, values, strict=True))
@@ -280,24 +400,13 @@ def series(
     for at, value in enumerate(values):
         if value:
             a, b = sorted((y(0.0), y(value)))
-            parts.append(
-                tag(
-                    "rect",
-                    x=x(float(at)) - step / 2,
-                    y=a,
-                    width=step,
-                    height=max(0.3, b - a),
-                    class_="plus" if value > 0 else "minus",
-                )
-            )
+            sign = "plus" if value > 0 else "minus"
+            parts.append(rect(x(float(at)) - step / 2, a, step, max(0.3, b - a), sign))
     if signal is not None:
         own = scale_of(signal, height - 6, 6.0)
         parts.append(
             path([None if v is None else (x(float(at)), own(v)) for at, v in enumerate(signal)], "signal")
         )
-    said = f"strongest at step {_strongest(values)} of {len(values)}"
+    strongest = max(range(len(values)), key=lambda at: abs(values[at] or 0.0), default=0)
+    said = f"strongest at step {strongest} of {len(values)}"
     return picture(title, said, width, height, parts, klass="chart small")
-
-
-def _strongest(values: Sequence[float | None]) -> int:
-    return max(range(len(values)), key=lambda at: abs(values[at] or 0.0), default=0)

@@ -7,7 +7,7 @@ from typing import Any
 from veridical.auditing import Audit, Place, Test
 from veridical.auditing.evidence import ALPHA, HERE, MIN_SAMPLES, SIZE
 from veridical.auditing.posthoc_checks import COPY_NOISE, MIN_AGREEMENT
-from veridical.auditing.sentences import QUESTIONS, SURE_SAMPLES, in_words, joined, why_not
+from veridical.auditing.sentences import QUESTIONS, SURE_SAMPLES, in_words, joined
 from veridical.data.generation import Generation
 from veridical.values.task import Task
 
@@ -23,11 +23,6 @@ def first_page(audit: Audit) -> dict[str, Any]:
         ),
         "shown": None if shown is None else shown.explainer,
         "evidence": [] if shown is None else _lines(shown, audit),
-        "not_trusted": [
-            {"explainer": place.explainer, "why": why_not(place)}
-            for place in verdict.ranking
-            if not place.trusted and not verdict.why_none
-        ],
         "changes": _changes(audit),
         "limits": _limits(audit),
     }

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import re
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
+from veridical.data.generation import Generation
 from veridical.data.prompt_checks import PromptChecks
+from veridical.data.prompt_texts import Prompt, parts
 from veridical.explainers.laws import notes
 from veridical.functional import average_ranks
 from veridical.plots import slices
-from veridical.report import heads, prompts
-from veridical.report.numbers import plain
-from veridical.report.png import image_address, map_address
+from veridical.report.rendering import plain
 from veridical.values.explanation import Explanation
+from veridical.values.space import Space
 from veridical.values.task import Task
 
 SAMPLES = 9
@@ -67,19 +74,19 @@ def gallery(
                 ],
             }
         )
-    told = {"kind": kind, "items": items, "of": len(task), "notes": notes(shown)}
+    found = {"kind": kind, "items": items, "of": len(task), "notes": notes(shown)}
     if checks is not None:
-        told["beside"] = str(checks).splitlines()
+        found["beside"] = str(checks).splitlines()
     if kind == "heads":
-        told["means"] = [
+        found["means"] = [
             {
                 "explainer": who,
                 "status": statuses.get(who, "plain"),
-                **heads.grid(e.space, e.values.detach().double().nanmean(0).tolist()),
+                **head_grid(e.space, e.values.detach().double().nanmean(0).tolist()),
             }
             for who, e in shown.items()
         ]
-    return told
+    return found
 
 
 def disagreement(explanations: Sequence[Explanation]) -> Tensor:
@@ -121,9 +128,9 @@ def _kind(task: Task, explanation: Explanation) -> str:
         return "image"
     if explanation.space.kind == "token":
         return "text"
-    if explanation.space.kind == "unit" and prompts.of_prompts(task):
+    if explanation.space.kind == "unit" and of_prompts(task):
         return "prompt"
-    if explanation.space.kind == "unit" and heads.of_heads(explanation.space):
+    if explanation.space.kind == "unit" and of_heads(explanation.space):
         return "heads"
     if explanation.space.kind in ("step", "step_channel"):
         return "series"
@@ -134,7 +141,7 @@ def _input(task: Task, sample: int, kind: str, checks: PromptChecks | None) -> d
     if kind == "image":
         return {"input": image_address(slices(task.inputs[sample]))}
     if kind == "prompt":
-        return prompts.answer(task, sample, checks)
+        return answer(task, sample, checks)
     if kind == "series":
         rows = task.inputs[sample].detach().double().cpu()
         steps = rows.reshape(-1, rows.shape[-1])
@@ -154,9 +161,9 @@ def _map(task: Task, explanation: Explanation, sample: int, kind: str) -> dict[s
         return {"picture": map_address(laid.reshape(-1, *laid.shape[-2:])[0])}
     values = explanation.values[sample].detach().double().cpu()
     if kind == "prompt":
-        return prompts.coloured(task, sample, values.tolist())
+        return coloured(task, sample, values.tolist())
     if kind == "heads":
-        return heads.grid(explanation.space, values.tolist())
+        return head_grid(explanation.space, values.tolist())
     if kind == "series":
         return {"values": plain(_over_steps(explanation, sample, values))}
     valid = explanation.valid
@@ -184,3 +191,193 @@ def _over_steps(explanation: Explanation, sample: int, values: Tensor) -> Tensor
         return kept
     laid = explanation.take(slice(sample, sample + 1)).maps()[0].detach().double().cpu()
     return laid.nan_to_num().reshape(-1, laid.shape[-1]).sum(0)
+
+
+LONGEST_PIECE = 400
+"""Characters shown of one unit; the middle of a longer one is left out."""
+LONGEST_PROMPT = 400
+"""Units shown of one prompt."""
+FINE = ("token", "word")
+"""Kinds of units that are small enough to be added up over sentences."""
+
+
+def of_prompts(task: Task) -> bool:
+    """Whether the samples are prompts whose parts are explained."""
+    return isinstance(task, Generation) and task.space.n_features == max(len(p.units) for p in task.prompts)
+
+
+def answer(task: Task, sample: int, checks: PromptChecks | None) -> dict[str, Any]:
+    """What was answered, the foil, how likely the answer is against it, and what to beware of."""
+    assert isinstance(task, Generation)
+    given = task.answers[sample]
+    return {
+        "answer": given.text,
+        "foil": given.foil,
+        "response": plain(float(task.outputs[sample, 0])),
+        "alone": None if checks is None else plain(float(checks.response_without[sample])),
+        "beware": [] if checks is None else checks.flags(sample),
+    }
+
+
+def coloured(task: Task, sample: int, values: Sequence[float]) -> dict[str, Any]:
+    """Sentences of pieces [text, share]; a share is None where no unit is, and 1 at the strongest unit.
+
+    A sentence has a share of its own, the sum over its units, where these are finer than sentences.
+    """
+    assert isinstance(task, Generation)
+    prompt, fine = task.prompts[sample], task.units in FINE
+    groups = _grouped(prompt.text, _pieces(prompt)) if fine else [_pieces(prompt)]
+    sums = [sum(values[piece.unit] for piece in group if piece.unit is not None) for group in groups]
+    top, most = (max(map(abs, held), default=0.0) or 1.0 for held in (values, sums))
+    sentences = [
+        {
+            "share": total / most if fine else None,
+            "pieces": [[p.text, None if p.unit is None else values[p.unit] / top] for p in group],
+        }
+        for total, group in zip(sums, groups, strict=True)
+    ]
+    shown: dict[str, Any] = plain(
+        {"sentences": sentences, "left": max(0, len(prompt.units) - LONGEST_PROMPT)}
+    )
+    return shown
+
+
+class Piece(NamedTuple):
+    """A piece of a prompt, its unit, if it is of one, and where it begins."""
+
+    text: str
+    unit: int | None
+    start: int
+
+
+def _pieces(prompt: Prompt) -> list[Piece]:
+    """The text cut where units begin and end."""
+    found, at = [], 0
+    for unit, (start, stop) in enumerate(prompt.places[:LONGEST_PROMPT]):
+        if start > at:
+            found.append(Piece(_short(prompt.text[at:start]), None, at))
+        found.append(Piece(_short(prompt.text[start:stop]), unit, start))
+        at = stop
+    if len(prompt.places) <= LONGEST_PROMPT and at < len(prompt.text):
+        found.append(Piece(_short(prompt.text[at:]), None, at))
+    return found
+
+
+def _grouped(text: str, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Pieces by the sentence in which they begin."""
+    starts = [start for start, _ in parts(text, "sentence")]
+    groups: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault(sum(start <= piece.start for start in starts), []).append(piece)
+    return list(groups.values())
+
+
+def _short(text: str) -> str:
+    if len(text) <= LONGEST_PIECE:
+        return text
+    half = LONGEST_PIECE // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
+HEAD = re.compile(r"layer (\d+) head (\d+)")
+
+
+def of_heads(space: Space) -> bool:
+    """Whether every feature is an attention head."""
+    names = space.names or ()
+    return bool(names) and all(isinstance(name, str) and HEAD.fullmatch(name) for name in names)
+
+
+def head_grid(space: Space, values: Sequence[float]) -> dict[str, Any]:
+    """Shares of the strongest head by layer and head, None where a layer has no such head."""
+    places = [
+        tuple(map(int, found.groups())) for name in space.names or () if (found := HEAD.fullmatch(name))
+    ]
+    top = max(map(abs, values), default=0.0) or 1.0
+    layers, heads = (max(axis) + 1 for axis in zip(*places, strict=True))
+    rows: list[list[float | None]] = [[None] * heads for _ in range(layers)]
+    for (layer, head), value in zip(places, values, strict=True):
+        rows[layer][head] = value / top
+    shares: dict[str, Any] = plain({"grid": rows, "top": top})
+    return shares
+
+
+SIDE = 96
+"""Longest side of a picture in the page; larger ones are averaged down to it."""
+SIGNED = ((5, 70, 140), (120, 175, 215), (250, 250, 250), (232, 140, 105), (160, 25, 35))
+POSITIVE = ((250, 250, 250), (247, 200, 175), (225, 110, 80), (160, 25, 35), (85, 5, 25))
+
+
+def map_address(values: Tensor) -> str:
+    """A map (H, W): blue to red about zero where it has both signs, else from least to most.
+
+    The scale ends at the largest magnitude, except that the strongest hundredth may saturate, so that one
+    bright pixel does not hide the rest.
+    """
+    values = shrunk(torch.nan_to_num(values.detach().double().cpu())[None])[0]
+    low = float(values.min())
+    if low >= 0:
+        top = max(_bright(values - low), 1e-300)
+        level = ((values - low) / top).clamp(0, 1)
+        return _address(level.mul(255).round().to(torch.uint8), _palette(POSITIVE))
+    top = max(_bright(values.abs()), 1e-300)
+    level = (values / top).clamp(-1, 1).add(1).div(2)
+    return _address(level.mul(254).round().to(torch.uint8), _palette(SIGNED, 255))
+
+
+def _bright(values: Tensor) -> float:
+    top = float(torch.quantile(values.reshape(-1), 0.99)) if values.numel() > 200 else float(values.max())
+    return top if top > 0 else float(values.max())
+
+
+def image_address(image: Tensor) -> str:
+    """An input (C, H, W) stretched over its own range; anything but three channels becomes grey."""
+    image = torch.nan_to_num(image.detach().double().cpu())
+    image = shrunk(image if len(image) == 3 else image.mean(0, keepdim=True))
+    low, high = float(image.min()), float(image.max())
+    level = (image - low) / (high - low) if high > low else image * 0
+    pixels = level.mul(255).round().to(torch.uint8)
+    if len(pixels) == 1:
+        return _address(pixels[0], _palette(((0, 0, 0), (255, 255, 255))))
+    return _address(pixels.movedim(0, -1).contiguous(), None)
+
+
+def shrunk(image: Tensor, side: int = SIDE) -> Tensor:
+    """An image (C, H, W) of at most this many pixels per side."""
+    longest = max(image.shape[-2:])
+    if longest <= side:
+        return image
+    size = [max(1, round(side * n / longest)) for n in image.shape[-2:]]
+    return interpolate(image[None], size=size, mode="area")[0]
+
+
+@cache
+def _palette(stops: tuple[tuple[int, int, int], ...], count: int = 256) -> bytes:
+    """Colours between the stops, evenly."""
+    out = bytearray()
+    for place in range(count):
+        at = place / (count - 1) * (len(stops) - 1)
+        left = min(int(at), len(stops) - 2)
+        part = at - left
+        out += bytes(round(a + part * (b - a)) for a, b in zip(stops[left], stops[left + 1], strict=True))
+    return bytes(out)
+
+
+def _address(pixels: Tensor, palette: bytes | None) -> str:
+    return "data:image/png;base64," + base64.b64encode(encode(pixels, palette)).decode()
+
+
+def encode(pixels: Tensor, palette: bytes | None = None) -> bytes:
+    """Bytes of a PNG file: indices (H, W) into a palette, or colours (H, W, 3)."""
+    height, width = pixels.shape[:2]
+    # a filter byte (none) before every row
+    rows = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), pixels.reshape(height, -1)], 1)
+    parts = [_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2 if palette is None else 3, 0, 0, 0))]
+    if palette is not None:
+        parts.append(_chunk(b"PLTE", palette))
+    parts += [_chunk(b"IDAT", zlib.compress(rows.numpy().tobytes(), 9)), _chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def _chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from torch import Tensor
 
 from veridical._version import __version__
 from veridical.core.files import read_file, write_file
 from veridical.errors import FormatError, InputError
 from veridical.report import charts
-from veridical.report.svg import number
+from veridical.report.charts import number
 
 TEMPLATES = Path(__file__).parent / "templates"
 FORMAT = 1
@@ -190,3 +192,26 @@ def span(low: float | None, high: float | None, digits: int | None = None) -> st
 def soft(name: str) -> Markup:
     """A name that may break after its underscores and colons."""
     return Markup("<wbr>").join(re.split(r"(?<=[_:/])(?=[^_:/])", name))
+
+
+DIGITS = 7
+"""Significant digits kept: single precision, and files half as large."""
+
+
+def plain(value: Any) -> Any:
+    """Anything as JSON-able data; floats to seven digits, other things as their text.
+
+    >>> plain({"a": (1.0, float("nan")), 2: None})
+    {'a': [1.0, None], '2': None}
+    """
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, Tensor):
+        return plain(value.detach().cpu().tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain(held) for key, held in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(held) for held in value]
+    return str(value)

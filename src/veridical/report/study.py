@@ -12,10 +12,9 @@ from torch import Tensor
 from veridical.gef.iso_gef import joined_provenance
 from veridical.gef.perturbation_log import incomplete
 from veridical.models.cost import Cost
-from veridical.report import cells
 from veridical.report.citations import bibtex
-from veridical.report.numbers import plain
-from veridical.report.rendering import opening
+from veridical.report.evaluation import curves, flagged, metric_facts, papers, settings, table
+from veridical.report.rendering import opening, plain
 from veridical.study.result import Study
 from veridical.values.scores import Scores
 
@@ -39,7 +38,7 @@ def contents(study: Study) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
     progress = study.status()
     held = {task.label: _cells_of(study, task.label) for task in study.plan.tasks}
-    papers = [paper for found in held.values() for paper in cells.papers(found)]
+    cited = [paper for found in held.values() for paper in papers(found)]
     return plain(
         {
             **opening("study", study.name),
@@ -57,19 +56,19 @@ def contents(study: Study) -> dict[str, Any]:
                 for failed in study.failures
             ],
             "skipped": [dict(one) for one in study.plan.skipped],
-            "bibtex": bibtex(dict.fromkeys(papers)),
+            "bibtex": bibtex(dict.fromkeys(cited)),
         }
     )
 
 
 def _task(found: TaskCells) -> dict[str, Any]:
     return {
-        "metrics": cells.metric_facts(found),
-        "table": cells.table(found),
-        "curves": cells.curves(found),
-        "flags": cells.flagged(found),
-        "receipts": incomplete(found.scores.values()),
-        "settings": cells.settings(found),
+        "metrics": metric_facts(found),
+        "table": table(found),
+        "curves": curves(found),
+        "flags": flagged(found),
+        "incomplete": incomplete(found.scores.values()),
+        "settings": settings(found),
     }
 
 

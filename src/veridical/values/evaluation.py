@@ -116,7 +116,7 @@ class Evaluation:
 
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page with the table and a gallery."""
-        from veridical.report.page import write_evaluation
+        from veridical.report.evaluation import write_evaluation
         from veridical.values.tables import check_page_path
 
         return write_evaluation(self, check_page_path(path))

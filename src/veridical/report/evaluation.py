@@ -1,19 +1,51 @@
-"""The scores of an evaluation as plain data for a page: cells, curves, flags, failures, settings."""
+"""The page of an evaluation: the table, the curves, a gallery, the settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from veridical.explainers import registry as explainer_registry
+from veridical.gef.perturbation_log import incomplete
 from veridical.metrics import registry as metric_registry
-from veridical.report.numbers import plain
-from veridical.values.evaluation import Failure
+from veridical.report.citations import bibtex
+from veridical.report.gallery import gallery
+from veridical.report.rendering import opening, plain, write
+from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.scores import Scores
+
+GALLERY_SAMPLES = 6
+
+
+def write_evaluation(evaluation: Evaluation, path: str | Path, format: str = "html") -> Path:
+    """Write the page; it loads nothing from anywhere."""
+    return write(contents(evaluation), path, format)
+
+
+def contents(evaluation: Evaluation) -> dict[str, Any]:
+    """Everything the page shows, as plain data."""
+    made = {
+        **opening("evaluation", evaluation.task.name),
+        "task": repr(evaluation.task),
+        "seed": evaluation.seed,
+        "metrics": metric_facts(evaluation),
+        "table": table(evaluation),
+        "curves": curves(evaluation),
+        "gallery": gallery(evaluation.task, evaluation.explanations, {}, samples=GALLERY_SAMPLES),
+        "flags": flagged(evaluation),
+        "incomplete": incomplete(evaluation.scores.values()),
+        "failures": failed(evaluation.failures),
+        "interrupted": evaluation.interrupted,
+        "settings": settings(evaluation),
+        "bibtex": bibtex(papers(evaluation)),
+    }
+    return plain(made)
+
 
 PLAIN = "plain"
 """The status of a method where nothing is known of its trustworthiness."""
-FACTS = ("summary", "assumes", "misleads", "paper", "category")
+FACTS = ("summary", "misleads", "paper")
 
 
 class Scored(Protocol):
@@ -54,7 +86,6 @@ def _cell(scores: Scores, best: float) -> dict[str, Any]:
             "low": low,
             "high": high,
             "best": float(scores.utility.nanmean()) >= best,
-            "undefined": int(scores.values.isnan().sum()),
             "flags": dict(scores.flagged),
             "forward": scores.cost.forward,
             "backward": scores.cost.backward,

@@ -1,4 +1,4 @@
-"""A verdict that others can check: one digest of inputs, plan, scores and report."""
+"""A verdict that others can check: one checksum of inputs, plan, scores and report."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import veridical as vd
 from veridical.auditing import Audit
 from veridical.cli.app import app
 from veridical.report.audit import write_folder
-from veridical.report.chain import verify_report
+from veridical.report.verification import verify_report
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,13 @@ def folder(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "audit"))
 
 
-def test_the_digest_stands_on_the_page_and_holds(folder: Path, audited: Audit, tmp_path: Path) -> None:
-    digest = json.loads((folder / "report.json").read_text())["chain"]["digest"]
-    assert digest in (folder / "index.html").read_text()
+def test_the_checksum_stands_on_the_page_and_holds(folder: Path, audited: Audit, tmp_path: Path) -> None:
+    checksum = json.loads((folder / "report.json").read_text())["checksums"]["all"]
+    assert checksum in (folder / "index.html").read_text()
     assert verify_report(folder) == []
-    # the same audit has the same digest, whenever and wherever it is written
+    # the same audit has the same checksum, whenever and wherever it is written
     write_folder(audited, tmp_path / "again")
-    assert json.loads((tmp_path / "again" / "report.json").read_text())["chain"]["digest"] == digest
+    assert json.loads((tmp_path / "again" / "report.json").read_text())["checksums"]["all"] == checksum
     assert "samples.csv" in [path.name for path in folder.iterdir()]
 
 
@@ -51,29 +51,29 @@ def test_a_changed_or_missing_file_is_named(folder: Path, name: str) -> None:
     assert [name in problem for problem in verify_report(folder)] == [True] * (name != "index.html")
 
 
-def test_a_changed_report_does_not_lead_to_its_digest(folder: Path) -> None:
+def test_a_changed_report_does_not_lead_to_its_checksum(folder: Path) -> None:
     path = folder / "report.json"
     contents = json.loads(path.read_text())
     for change in ("settings", "verdict", "inputs"):
         other = json.loads(json.dumps(contents))
         if change == "inputs":
-            other["chain"]["inputs"] = "0" * 32
+            other["identity"]["digests"]["task"] = "0" * 32
         elif change == "settings":
             other["settings"]["seed"] = 99
         else:
             other["verdict"]["headline"] = "Use random"
         path.write_text(json.dumps(other))
         assert verify_report(folder), change
-    del contents["chain"]
+    del contents["checksums"]
     path.write_text(json.dumps(contents))
-    assert "without a digest" in verify_report(folder)[0]
+    assert "without a checksum" in verify_report(folder)[0]
 
 
 def test_the_command_confirms_or_says_what_is_wrong(folder: Path) -> None:
     runner = CliRunner()
     good = runner.invoke(app, ["verify", str(folder)])
     assert good.exit_code == 0
-    assert "the digest holds" in good.output
+    assert "the checksum holds" in good.output
     (folder / "scores.csv").write_text("made up\n")
     bad = runner.invoke(app, ["verify", str(folder)])
     assert bad.exit_code == 1
