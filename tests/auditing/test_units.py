@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import veridical as vd
-from tests.reference import audit as slow
+from tests.reference import functional as slow
 from veridical.auditing.evidence import (
     HERE,
     THERE,
@@ -27,6 +27,7 @@ from veridical.auditing.evidence import (
     units,
     wilson,
 )
+from veridical.functional.significance import STAKES
 
 GRID = Grid(1e-5, 0.1)
 
@@ -51,7 +52,7 @@ def test_units_agree_with_a_slow_rewrite(seed):
     found = units(own, others, GRID)
     for i in range(own.samples):
         column = [other.utility[:, i].tolist() for other in others]
-        assert found[i] == pytest.approx(slow.unit(own.utility[:, i].tolist(), column, *GRID))
+        assert found[i] == pytest.approx(slow.mean_win(own.utility[:, i].tolist(), column, *GRID))
 
 
 def test_a_missing_map_loses_and_a_missing_score_ties():
@@ -86,7 +87,7 @@ def test_the_mean_of_draws_is_not_what_is_beaten():
 def test_a_rate_is_a_share_and_its_p_is_the_slow_one(won):
     found = rate(torch.tensor(won, dtype=torch.float64))
     assert 0 <= found.low <= found.rate <= found.high <= 1
-    assert found.p == pytest.approx(slow.betting(won))
+    assert found.p == pytest.approx(slow.betting_p(won, STAKES))
     assert found.samples == len(won)
 
 

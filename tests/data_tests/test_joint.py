@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference.shapley_orders import exact_shapley
+from tests.reference.shapley import exact_shapley
 from veridical.data import Part, from_parts, values_by_part
 from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.perturb.fills import PartValues

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.reference.exact_shapley import shapley
-from tests.reference.ffid_theorem import expected_drop
+from tests.reference.fidelity import expected_fall
+from tests.reference.shapley import exact_shapley
 from veridical.data import known_answers
 from veridical.errors import UnknownNameError
 
@@ -56,13 +56,13 @@ def test_the_truth_of_tables_is_the_shapley_value(name):
     used = known_answers.USED
     for row in range(2):
 
-        def game(x, row=row):
+        def game(kept, row=row):
             full = torch.zeros(1, known_answers.COLUMNS)
-            full[0, :used] = torch.tensor(x, dtype=torch.float32)
+            full[0, list(kept)] = task.inputs[row, list(kept)]
             with torch.no_grad():
                 return float(task.model(full)[0, task.targets[row]])
 
-        expected = shapley(game, task.inputs[row, :used].numpy())
+        expected = exact_shapley(game, used)
         assert np.allclose(answer.truth[row, :used].numpy(), expected, atol=1e-5)
         assert not np.allclose(-answer.truth[row, :used].numpy(), expected, atol=1e-2)  # a flipped sign shows
 
@@ -147,7 +147,7 @@ def test_theorem_1_holds_on_two_tiers_and_fails_where_it_should():
 
     assert g([15, 30, 50]) == pytest.approx(tier_probability((15, 30, 50)), abs=1e-6)
     tiers, budget, alpha = known_answers.TIERS, 5, 0.5
-    drops = [0.0, *(expected_drop(tiers, g, alpha, budget, size) for size in range(1, 60))]
+    drops = [0.0, *(expected_fall(tiers, g, size, min(int(alpha * size), budget)) for size in range(1, 60))]
     assert obeys_theorem(drops, 20, 10)
     flat = drops[10:21]
     assert max(flat) - min(flat) < 1e-9

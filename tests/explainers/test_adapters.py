@@ -11,7 +11,7 @@ from torch import nn
 
 import veridical as vd
 from tests.reference.composite_double import EpsilonPlus
-from tests.reference.epsilon_plus import relevance
+from tests.reference.explainers import relevance
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Lrp, from_captum, from_shap, from_zennit
@@ -123,7 +123,7 @@ def by_loops(task: Task, model: nn.Sequential) -> torch.Tensor:
 
 
 # the first sample's relevance by zennit's arithmetic for EpsilonPlus, worked out by the loops of
-# tests/reference/epsilon_plus.py
+# tests/reference/explainers.py
 RECORDED = [
     [0.001074365, 0.008555317, 0.012843594, 0.0],
     [0.014755426, 0.014071201, -0.020874807, 0.002786381],

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference import cam_maps as slow
+from tests.reference import explainers as slow
 from tests.reference.architectures import made
 from tests.reference.small_nets import conv_net, draw, hook_count, image_task, noisy_copy, seeded, series_task
 from veridical.errors import NotApplicableError

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import veridical as vd
-from tests.reference.cam_maps import enlarged
+from tests.reference.explainers import enlarged
 from tests.reference.small_nets import conv_net, draw, image_task, noisy_copy, seeded
 from veridical.errors import NotApplicableError
 from veridical.explainers import registry

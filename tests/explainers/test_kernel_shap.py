@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.reference.shapley import shapley_values
+from tests.reference.shapley import exact_shapley
 from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import KernelShap, Lime
@@ -42,7 +42,9 @@ def by_definition(task: Task, fill: float) -> torch.Tensor:
     for i in range(len(task)):
         valid = None if task.space.valid is None else task.space.valid[i]
         players = range(task.space.n_features) if valid is None else valid.nonzero()[:, 0].tolist()
-        found = shapley_values(game(task, i, fill, valid), players)
+        value = game(task, i, fill, valid)
+        shares = exact_shapley(lambda kept: value(frozenset(players[k] for k in kept)), len(players))  # noqa: B023
+        found = dict(zip(players, shares, strict=True))
         rows.append([found.get(f, 0.0) for f in range(task.space.n_features)])
     return torch.tensor(rows, dtype=torch.float64)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.reference.lrp_two_layers import relevance
+from tests.reference.explainers import relevance_two_layers as relevance
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import InputXGradient, Lrp, LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus

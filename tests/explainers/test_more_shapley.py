@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference.shapley_orders import exact_shapley, slow_hsic, slow_sobol
+from tests.reference.shapley import exact_shapley, slow_hsic, slow_sobol
 from tests.reference.small_nets import draw, image_task, linear_task, seeded
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import (

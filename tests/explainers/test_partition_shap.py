@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.reference.partition import halving_order, owen_values
+from tests.reference.explainers import halving_order, owen_values
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import ExactShapley, PartitionShap

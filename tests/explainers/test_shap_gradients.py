@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference import gradient_maps as slow
+from tests.reference import explainers as slow
 from tests.reference.small_nets import draw, image_task, linear_task, noisy_copy, seeded
 from veridical.core import key as keyed
 from veridical.errors import InputError, NotApplicableError

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import veridical as vd
-from tests.reference import fidelity_ranking as reference
+from tests.reference import functional as reference
+from tests.reference.fidelity import micro_rank
 from veridical import testing
 from veridical.core import key as keyed
 from veridical.core.key import Key
@@ -78,7 +79,9 @@ def test_degradation_leaves_missing_features_alone() -> None:
 
 
 def correlations_are_right(found: Agreement, plus: torch.Tensor, minus: torch.Tensor, levels) -> bool:
-    areas = [[reference.trapezoid(row.tolist(), levels) for row in values[0]] for values in (plus, minus)]
+    areas = [
+        [reference.area_under_curve(row.tolist(), levels) for row in values[0]] for values in (plus, minus)
+    ]
     known = [
         reference.spearman(areas[0], RATIOS),
         reference.spearman(areas[1], RATIOS),
@@ -126,7 +129,7 @@ def test_micro_ranks_give_ties_the_best_rank_and_undefined_the_last() -> None:
     rows = {"a": [-1.0, -1.0, math.nan], "b": [-1.0, 0.5, -0.2], "c": [0.0, math.nan, -0.2]}
     found = micro_ranks({name: made(row) for name, row in rows.items()})
     for pair, sign in PAIRS.items():
-        expected = reference.micro_rank(rows, sign)
+        expected = micro_rank(rows, sign)
         assert {name: found[name][pair][0] for name in rows} == pytest.approx(expected)
     fewer = micro_ranks({"a": made([-1.0, 0.0, -1.0]), "b": made([-0.5], (0.5,))})
     assert fewer["b"]["MoRF vs GT"][0] == 1.0

@@ -110,6 +110,24 @@ def test_a_mask_of_everything_is_no_mask(name, rows, kind):
         torch.testing.assert_close(a, b, rtol=1e-14, atol=0.0, equal_nan=True)
 
 
+@pytest.mark.parametrize(("name", "rows"), CALLS)
+@pytest.mark.parametrize("kind", [cases.smooth, cases.tied])
+@pytest.mark.parametrize("length", [15, 90])
+def test_masked_entries_do_not_exist(name, rows, kind, length):
+    function = getattr(functional, name)
+    x = [kind(6, length), kind(6, length, seed=5)][:rows]
+    if name == "holm":
+        x = [values.abs() / 50 for values in x]
+    options = {"resamples": 50} if name == "bootstrap_interval" else {}
+    for part in range(len(outputs(function(*x, **options)))):
+
+        def one_part(*x, where=None, part=part):
+            return outputs(function(*x, where=where, **options))[part]
+
+        if name != "has_spread":
+            cases.assert_mask_means_absent(one_part, *x, where=cases.mask(6, length, keep=0.6))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("name", "rows"), CALLS)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference.gef_codes import fast_gef, mean_code, sparse_code
-from tests.reference.weights import noisy
+from tests.reference.gef import fast_gef, mean_code, noisy, sparse_code
 from veridical.concepts import Concepts, Dictionary, Head
 from veridical.core import key as keyed
 from veridical.gef import (

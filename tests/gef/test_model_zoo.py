@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 import veridical as vd
-from tests.reference.gef_naive import naive_gef
+from tests.reference.gef import naive_gef
 
 PATH, DRAWS = (0.05, 0.2, 0.4, 0.8), 2
 

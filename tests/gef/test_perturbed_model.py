@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference import weights
+from tests.reference import gef as weights
 from veridical.core.key import parameter_noise
 from veridical.errors import InputError, ModelError, VeridicalWarning
 from veridical.explainers import Explainer

@@ -13,7 +13,7 @@ from scipy.stats import somersd, ttest_1samp
 
 import veridical as vd
 from tests.meta.conftest import small_table
-from tests.reference.planted_damage import somers_d
+from tests.reference.meta import somers_d
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.meta.admissible import Voice, concordance, interval

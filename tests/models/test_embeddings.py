@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.reference.gef import changed_copy, noisy
 from tests.reference.small_models import Text, mlp
-from tests.reference.weights import changed_copy, noisy
 from veridical.core.key import Key
 from veridical.errors import NotApplicableError
 from veridical.models.embeddings import EmbeddingView, embedding_layer

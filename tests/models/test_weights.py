@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.reference.gef import changed_copy, noisy
 from tests.reference.small_models import Convolution, Recurrent, Text, Tied, mlp
-from tests.reference.weights import changed_copy, noisy
 from veridical.core.key import Key, parameter_noise
 from veridical.errors import InputError, NotApplicableError, UnknownNameError, VeridicalWarning
 from veridical.models.randomised_layers import cascade, randomised

@@ -1,4 +1,4 @@
-"""The fidelity metrics written out slowly from the paper: one sample, one size, one draw at a time."""
+"""The fidelity metrics and their ranking study: one sample, one size, one draw at a time."""
 
 import itertools
 import math
@@ -110,3 +110,17 @@ def enumerated_fall(tiers: Sequence[int], g: Callable[[Sequence[int]], Fraction]
         total += g(left)
         ways += 1
     return g(list(tiers)) - total / ways
+
+
+def micro_rank(correlations: dict[str, list[float]], sign: int) -> dict[str, float]:
+    """Mean rank over sizes: ties get the best rank, undefined ranks last."""
+    out = dict.fromkeys(correlations, 0.0)
+    sizes = len(next(iter(correlations.values())))
+    for place in range(sizes):
+        scores = {
+            name: -math.inf if math.isnan(row[place]) else sign * row[place]
+            for name, row in correlations.items()
+        }
+        for name in correlations:
+            out[name] += (1 + sum(other > scores[name] for other in scores.values())) / sizes
+    return out

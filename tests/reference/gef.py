@@ -1,9 +1,48 @@
-"""GEF's score and distortions, rewritten slowly: plain loops over samples, draws and levels."""
+"""GEF written slowly: plain loops over samples, draws and levels, and a deep copy for every noisy model."""
 
+from __future__ import annotations
+
+import copy
 import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from scipy import stats
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+import veridical as vd
+from veridical.core.key import Key, parameter_noise
+from veridical.functional import round_to_grid
+
+
+def noisy(
+    model: nn.Module, sigma: float, key: Key, layer: str | None = None, step: float = 1.0, strip: str = ""
+) -> dict[str, Tensor]:
+    """theta * (1 + step * sigma * N(0, 1)) for every floating-point parameter, drawn by its name."""
+    return {
+        name: (parameter_noise(key, name.removeprefix(strip), value.shape).to(value) * (step * sigma) + 1.0)
+        * value.detach()
+        for name, value in model.named_parameters()
+        if value.is_floating_point() and (layer is None or name == layer or name.startswith(layer + "."))
+    }
+
+
+def changed_copy(model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """A deep copy with these tensors in it, also of modules whose hook left a computed weight behind."""
+    left = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in module.__dict__.values()
+        if isinstance(value, Tensor)
+    }
+    twin = copy.deepcopy(model, left)
+    with torch.no_grad():
+        for name, value in twin.named_parameters():
+            if name in tensors:
+                value.copy_(tensors[name])
+    return twin
 
 
 def score(model: np.ndarray, explanation: np.ndarray) -> np.ndarray:
@@ -46,3 +85,79 @@ def jacobian_step(outputs: np.ndarray, maps: np.ndarray, step: np.ndarray) -> fl
     """||J step|| with J (V x C) from least squares: maps (K, V) = outputs (K, C) J^T."""
     jacobian = np.linalg.lstsq(outputs, maps, rcond=None)[0].T
     return float(np.linalg.norm(jacobian @ step))
+
+
+def naive_gef(
+    task: vd.Task, model: nn.Module, path: tuple[float, ...], draws: int, names: str = ""
+) -> Tensor:
+    """Mean over draws of Spearman(D_f, D_phi) over levels, one a sample; `names` is a prefix to strip."""
+    targets = task.targets
+
+    def answered(twin: nn.Module) -> tuple[Tensor, Tensor]:
+        x = task.inputs.clone().requires_grad_(True)
+        answer = twin(x)
+        own = (answer.logits if hasattr(answer, "logits") else answer).gather(1, targets[:, None])[:, 0]
+        maps = task.values(torch.autograd.grad(own.sum(), x)[0]).double()
+        return own.detach(), maps / maps.square().mean(1, keepdim=True).sqrt()
+
+    clean, map_ = answered(changed_copy(model, {}).eval())
+    scores = torch.zeros(len(task), dtype=torch.float64)
+    for draw in range(draws):
+        moved = []
+        for level, sigma in enumerate(path):
+            noise = noisy(model, sigma, Key(0) / "gef" / "noise" / draw / level, strip=names)
+            own, maps = answered(changed_copy(model, noise).eval())
+            pair = round_to_grid(torch.stack([clean, own], 1))
+            moved.append(((pair[:, 0] - pair[:, 1]).abs(), (maps - map_).square().sum(1).sqrt()))
+        for i in range(len(task)):
+            d_f, d_phi = ([float(level[which][i]) for level in moved] for which in (0, 1))
+            scores[i] += stats.spearmanr(d_f, d_phi).statistic / draws
+    return scores
+
+
+Array = np.ndarray
+
+
+def sparse_code(
+    h: Array, encoder: Array, bias: Array, kind: str, active: int = 0, threshold: Array | None = None
+) -> Array:
+    """z = sigma(W h + b) of one vector (GEF eq. 22)."""
+    before = [float(np.dot(row, h) + b) for row, b in zip(encoder, bias, strict=True)]
+    if kind == "jumprelu":
+        assert threshold is not None
+        return np.array([v if v > t and v > 0 else 0.0 for v, t in zip(before, threshold, strict=True)])
+    after = [max(0.0, v) for v in before]
+    if kind == "topk":
+        kept = sorted(range(len(after)), key=lambda i: -after[i])[:active]
+        after = [v if i in kept else 0.0 for i, v in enumerate(after)]
+    return np.array(after)
+
+
+def mean_code(maps: Array, encode: Callable[[Array], Array]) -> Array:
+    """The mean over positions of one sample's map (channels, height, width)."""
+    channels = maps.shape[0]
+    vectors = [maps.reshape(channels, -1)[:, place] for place in range(maps[0].size)]
+    return np.mean([encode(vector) for vector in vectors], axis=0)
+
+
+def cosine(u: Array, v: Array) -> float:
+    """1 - u.v / (|u| |v|); 1 if one vector is zero, 0 if both are."""
+    a, b = float(np.linalg.norm(u)), float(np.linalg.norm(v))
+    if a == 0 or b == 0:
+        return 0.0 if a == b else 1.0
+    return 1 - float(np.dot(u, v)) / (a * b)
+
+
+def fast_gef(
+    clean_answer: float,
+    clean_code: Array,
+    answers: Sequence[Sequence[float]],
+    codes: Sequence[Sequence[Array]],
+) -> float:
+    """Mean over draws of the rank correlation over levels of |y - y_hat| and the cosine distance."""
+    each = []
+    for answer_line, code_line in zip(answers, codes, strict=True):
+        moved_model = [abs(clean_answer - answer) for answer in answer_line]
+        moved_code = [cosine(clean_code, code) for code in code_line]
+        each.append(spearmanr(moved_model, moved_code).statistic)
+    return float(np.mean(each))

@@ -1,6 +1,8 @@
-"""MetaQuantus' consistencies in plain loops, from equations 5 to 9 and SciPy's test."""
+"""MetaQuantus' consistencies and the concordance with planted damage in plain loops."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from scipy.stats import rankdata, wilcoxon
@@ -51,3 +53,20 @@ def iec_nr_averaged(base, perturbed, kept):
             mean = perturbed[kept[:, i], :, i].mean(0)
             same += list(rankdata(base[:, i]) == rankdata(mean))
     return np.mean(same)
+
+
+def somers_d(scores, maps, ties=0.0):
+    """Right less wrong pairs over pairs of maps that differ; scores are listed by rising damage."""
+    if all(math.isnan(score) for score in scores):
+        return math.nan
+    right = wrong = pairs = 0
+    for i in range(len(scores)):
+        for j in range(i + 1, len(scores)):
+            if list(maps[i]) == list(maps[j]):
+                continue
+            pairs += 1
+            if abs(scores[i] - scores[j]) <= ties:
+                continue
+            right += scores[i] > scores[j]
+            wrong += scores[i] < scores[j]
+    return (right - wrong) / pairs if pairs else math.nan

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference.weights import changed_copy, noisy
+from tests.reference.gef import changed_copy, noisy
 from veridical.models.predictor import Plan
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.reference import robustness
+from tests.reference import metrics as robustness
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, text_task
 from veridical.explainers import IntegratedGradients
 from veridical.metrics.axiomatic.input_invariance import shifted

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.reference import map_scores
+from tests.reference import metrics as map_scores
 from tests.reference.metric_cases import linear_task, numbers
 from veridical.functional import _rows as blocks
 from veridical.values.space import Space

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.reference import map_scores
+from tests.reference import metrics as map_scores
 from tests.reference.metric_cases import image_task, linear_task, numbers
 from veridical.functional import _rows as blocks
 from veridical.metrics.tie_orders import TIES_DECIDE

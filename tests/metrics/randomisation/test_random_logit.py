@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.reference import randomisation
+from tests.reference import metrics as randomisation
 from tests.reference.metric_cases import image_task, linear_task, mlp_task
 from veridical.core.key import Key
 from veridical.metrics.randomisation.random_logit import other_targets
@@ -18,7 +18,7 @@ def assert_closed_form(shift: int) -> None:
     weights = task.model.weight.detach()
     others = (scores.details["other outputs"][:, 0] + shift) % task.n_outputs
     expected = [
-        randomisation.spearman(weights[c], weights[o])
+        randomisation.spearman(weights[c].tolist(), weights[o].tolist())
         for c, o in zip(task.targets.tolist(), others.tolist(), strict=True)
     ]
     torch.testing.assert_close(scores.values, torch.tensor(expected, dtype=torch.float64))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.reference import robustness
+from tests.reference import metrics as robustness
 from tests.reference.metric_cases import mlp_task, numbers, one_gradient
 from veridical.metrics.robustness.consistency import agreement_among_matches, explanation_codes
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.reference import robustness
+from tests.reference import metrics as robustness
 from tests.reference.metric_cases import image_task, mlp_task, one_gradient
 from veridical.explainers import Gradient
 from veridical.metrics import Continuity

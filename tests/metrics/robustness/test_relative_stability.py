@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import veridical as vd
-from tests.reference import robustness
+from tests.reference import metrics as robustness
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, one_gradient, seeded, text_task
 from veridical.core.key import Key
 from veridical.explainers import Gradient

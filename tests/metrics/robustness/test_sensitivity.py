@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import veridical as vd
-from tests.reference import robustness
+from tests.reference import metrics as robustness
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, numbers, one_gradient, text_task
 from veridical.core.key import Key
 from veridical.explainers import Gradient

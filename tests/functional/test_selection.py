@@ -1,0 +1,206 @@
+"""Wins, the leading group and the probability of being best."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.functional import cases
+from tests.reference import functional as reference
+from veridical.errors import InputError, ShapeError
+from veridical.functional import best_probability, leading_group, mean_units, win_units
+from veridical.functional.selection import SCALE
+
+SCORES = st.one_of(
+    st.floats(allow_nan=True), st.sampled_from([0.0, 1.0, 1.0 + 1e-6, -1.0, 1e-7, math.inf, -math.inf])
+)
+
+
+@given(
+    SCORES,
+    SCORES,
+    st.sampled_from([0.0, 1e-9, 1e-5]),
+    st.sampled_from([0.0, 1.0]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_agrees_with_the_definition(own, other, grid, scale, no_map, other_no_map):
+    got = win_units(
+        cases.row([own]),
+        cases.row([other]),
+        grid,
+        scale=scale,
+        no_map=torch.tensor([no_map]),
+        other_no_map=torch.tensor([other_no_map]),
+    )
+    assert got.tolist() == [reference.win_unit(own, other, grid, scale, no_map, other_no_map)]
+
+
+def test_all_pairs_add_up_to_one():
+    scores = cases.tied(6, 20)
+    scores[2, 3] = torch.nan
+    missing = torch.zeros(6, 20, dtype=torch.bool)
+    missing[4, 5] = missing[1, 5] = missing[0, 0] = True
+    units = win_units(
+        scores[:, None], scores[None], 1e-5, no_map=missing[:, None], other_no_map=missing[None]
+    )
+    cases.assert_same(units + units.transpose(0, 1), torch.ones(6, 6, 20))
+
+
+def test_rounding_ties_and_tiny_scores_tie_where_a_scale_is_given():
+    own, other = torch.tensor([1.0, 1.0, 1e-8]), torch.tensor([1.0 + 5e-6, 1.001, -1e-8])
+    assert win_units(own, other, 1e-5).tolist() == [0.5, 0.0, 1.0]
+    assert win_units(own, other, 1e-5, scale=1.0).tolist() == [0.5, 0.0, 0.5]
+
+
+def test_integers_and_half_precision_and_a_bad_grid():
+    assert win_units(torch.tensor([2, 1]), torch.tensor([1, 1]), 0.0).tolist() == [1.0, 0.5]
+    assert win_units(torch.ones(2).half(), torch.zeros(2).bfloat16(), 1e-2).tolist() == [1.0, 1.0]
+    with pytest.raises(InputError, match="grid"):
+        win_units(torch.ones(1), torch.ones(1), 1.5)
+
+
+def units_of(scores):
+    return win_units(scores[:, None], scores[None], 1e-9)
+
+
+def test_mean_units_are_those_of_the_definition():
+    units = units_of(cases.tied(5, 7))
+    cases.assert_same(mean_units(units), reference.member_units(units.tolist(), list(range(5))))
+
+
+@pytest.mark.parametrize("methods", [2, 3])
+def test_p_is_the_share_of_all_orders_within_samples(methods):
+    scores = cases.smooth(methods, 4)
+    scores[0] += 0.8
+    units = units_of(scores)
+    exact = reference.exact_range_p(mean_units(units).tolist())
+    step = leading_group(units, permutations=20_000).steps[0]
+    assert step.p == pytest.approx(exact, abs=0.015)
+    assert step.spread == pytest.approx(reference.spread(mean_units(units).tolist()))
+
+
+def test_a_ladder_keeps_its_top_and_says_who_left_when():
+    scores = cases.smooth(4, 200) + 3 * torch.tensor([0.0, 1.0, 1.0, 2.0])[:, None]
+    group = leading_group(units_of(scores))
+    assert group.kept == (3,)
+    assert group.steps[0].members == (0, 1, 2, 3)
+    assert group.steps[0].dropped == (0,)
+    assert sorted(m for step in group.steps for m in step.dropped) == [0, 1, 2]
+    assert group.steps[0].p == 1 / 2000
+
+
+def test_equal_methods_stay_together_and_leave_together():
+    alike = cases.smooth(1, 60).expand(4, 60)
+    group = leading_group(units_of(alike))
+    assert group.kept == (0, 1, 2, 3)
+    assert group.steps[-1].p == 1.0
+    better = torch.cat([alike + 5, alike])
+    assert leading_group(units_of(better)).kept == (0, 1, 2, 3)
+    assert leading_group(units_of(better)).steps[0].dropped == (4, 5, 6, 7)
+
+
+def test_a_level_split_over_looks_drops_less():
+    scores = cases.smooth(2, 24, seed=3)
+    scores[0] += 0.7
+    units = units_of(scores)
+    p = leading_group(units).steps[0].p
+    assert leading_group(units, level=p * 1.01).kept == (0,)
+    assert leading_group(units, level=p * 1.01, looks=2).kept == (0, 1)
+
+
+def test_it_repeats_and_leaves_its_input():
+    units = units_of(cases.smooth(5, 30))
+    before = units.clone()
+    assert leading_group(units, seed=4) == leading_group(units, seed=4)
+    assert torch.equal(units, before)
+    holed = units.clone()
+    holed[0, 1, 3] = holed[1, 0, 3] = torch.nan
+    tied = units.clone()
+    tied[0, 1, 3] = tied[1, 0, 3] = 0.5
+    assert leading_group(holed) == leading_group(tied)
+    assert leading_group(units[:1, :1]) == ((0,), ())
+
+
+def test_all_equal_gives_one_group_nearly_always():
+    generator = torch.Generator().manual_seed(0)
+    kept = [
+        len(leading_group(units_of(torch.randn(5, 24, generator=generator)), permutations=199).kept)
+        for _ in range(150)
+    ]
+    assert sum(k == 5 for k in kept) >= 150 * 0.95 - 3 * (150 * 0.05 * 0.95) ** 0.5
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ShapeError, match=r"\(E, E, N\)"):
+        leading_group(torch.rand(3, 4, 5))
+    with pytest.raises(InputError, match="looks"):
+        leading_group(torch.rand(3, 3, 5), looks=0)
+
+
+def drawn(methods, samples, lead, seed=0):
+    scores = cases.smooth(methods, samples, seed=seed)
+    scores[0] += lead
+    return mean_units(win_units(scores[:, None], scores[None], 1e-9))
+
+
+@pytest.mark.parametrize("lead", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("samples", [10, 64])
+def test_two_methods_agree_with_weighing_draws_of_the_prior(lead, samples):
+    units = drawn(2, samples, lead)
+    expected = reference.best_of_two((units[0] - units[1]).tolist(), SCALE, 40_000, seed=1)
+    got = best_probability(units)
+    assert got[0].item() == pytest.approx(expected, abs=0.02)
+    assert got.sum().item() == pytest.approx(1.0)
+
+
+def test_claims_are_drawn_towards_no_difference():
+    """A narrow prior hardly claims anything, a wide one what a normal test would."""
+    units = drawn(2, 64, 0.3)
+    difference = units[0] - units[1]
+    z = difference.mean() / (difference.std() / 8)
+    flat = float(torch.special.ndtr(z))
+    narrow, usual, wide = (best_probability(units, scale=s)[0].item() for s in (1e-4, SCALE, 100.0))
+    assert abs(narrow - 0.5) < 0.05 < usual - 0.5
+    assert usual < wide == pytest.approx(flat, abs=0.02)
+
+
+def test_groups_add_up_and_copies_share():
+    units = drawn(4, 64, 0.5)
+    alone = best_probability(units)
+    grouped = best_probability(units, [(0, 2), (1,), (3,)])
+    cases.assert_same(grouped, torch.stack([alone[0] + alone[2], alone[1], alone[3]]))
+    scores = cases.smooth(3, 64)
+    scores[1] = scores[0]
+    units = mean_units(win_units(scores[:, None], scores[None], 1e-9))
+    copies = best_probability(units)
+    assert copies[0].item() == pytest.approx(copies[1].item(), abs=1e-12)
+
+
+def test_certainty_where_samples_never_differ():
+    units = torch.tensor([[1.0], [0.0]]).expand(2, 20)
+    assert best_probability(units).tolist() == [1.0, 0.0]
+
+
+def test_one_candidate_has_no_probability():
+    assert best_probability(torch.rand(1, 64)).isnan().all()
+    assert best_probability(torch.rand(3, 1)).isnan().all()
+
+
+def test_it_repeats_with_its_seed():
+    units = drawn(3, 64, 0.2)
+    assert torch.equal(best_probability(units, seed=3), best_probability(units, seed=3))
+    assert not torch.equal(best_probability(units, seed=3), best_probability(units, seed=4))
+
+
+def test_bad_arguments_are_refused_best():
+    with pytest.raises(ShapeError, match=r"\(E, N\)"):
+        best_probability(torch.rand(3))
+    with pytest.raises(InputError, match="one group"):
+        best_probability(torch.rand(3, 9), [(0,), (1,)])
+    with pytest.raises(InputError, match="a tie is 1/2"):
+        best_probability(torch.full((2, 3), torch.nan))
