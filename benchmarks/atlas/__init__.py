@@ -2,7 +2,7 @@
 
     python -m benchmarks.atlas FOLDER --size tiny
 
-The package only reads it (`vd.atlas.load`). Tests: tests/benchmarks.
+The package only reads it (`vd.atlas.load`). Tests: benchmarks/atlas/tests.
 """
 
 from benchmarks.atlas.bench import SIZES, TASKS, Size

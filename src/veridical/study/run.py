@@ -33,12 +33,12 @@ from veridical.study.plan import StudyJob, StudyPlan, make_plan, refuse_old, tor
 from veridical.study.resolve import load_task
 from veridical.study.result import LOG, Study
 from veridical.study.spec import StudySpec
-from veridical.study.study_file import parse_study, read_study
+from veridical.study.study_file import StudyFile, parse_study, read_study
 from veridical.study.worker import FailedJobError, Result, Work
 from veridical.values.task import Task
 
 log = logging.getLogger("veridical")
-AnyStudy = str | Path | Mapping[str, Any] | StudySpec
+AnyStudy = str | Path | Mapping[str, Any] | StudySpec | StudyFile
 Watch = Callable[[dict[str, Any]], None]
 FILE = "study.yaml"
 
@@ -88,7 +88,7 @@ def run(
     StudyError
         Where another study is at work in the folder, or workers die one after the other.
     """
-    file = read_study(study)
+    file = study if isinstance(study, StudyFile) else read_study(study)
     plan = make_plan(file, allow_code)
     if next(plan.cells(), None) is None:
         reasons = (f"{s['explainer'] or s['metric']} on {s['task']}: {s['reason']}" for s in plan.skipped)
@@ -121,8 +121,8 @@ def resume(
         text = store.read(FILE).decode("utf-8", "replace")
     except FileNotFoundError:
         raise FormatError(f"{store.url} holds no study (there is no {FILE})") from None
-    plan = make_plan(parse_study(text, FILE), allow_code)
-    return _computed(plan, text, store, executor, workers, allow_code, watch, progress)
+    options: dict[str, Any] = {"executor": executor, "workers": workers, "allow_code": allow_code}
+    return run(parse_study(text, FILE), folder, watch=watch, progress=progress, **options)
 
 
 def open(folder: str | Path) -> Study:

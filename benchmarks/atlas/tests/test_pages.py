@@ -15,7 +15,7 @@ from benchmarks.atlas import jobs, measure
 from benchmarks.atlas.__main__ import app
 from benchmarks.atlas.heat_map import heat_map
 from benchmarks.atlas.page import contents, render, write_atlas
-from tests.benchmarks.atlas_judges import Coin
+from benchmarks.atlas.tests.judges import Coin
 
 pytestmark = pytest.mark.slow
 HOSTILE = "<script>alert(1)</script>|*_"
@@ -126,14 +126,14 @@ def test_code_runs_only_when_allowed(tmp_path):
         "-t",
         "known/linear",
         "-m",
-        "tests.benchmarks.atlas_judges:Coin",
+        "benchmarks.atlas.tests.judges:Coin",
     ]
     refused = run(*given)
     assert isinstance(refused.exception, vd.errors.InputError)
     assert "--allow-code" in str(refused.exception)
     allowed = run(*given, "--allow-code")
     assert allowed.exit_code == 0, allowed.output
-    assert "do not use: tests.benchmarks.atlas_judges:Coin" in allowed.output
+    assert "do not use: benchmarks.atlas.tests.judges:Coin" in allowed.output
 
 
 def test_code_is_looked_for_where_the_user_stands(tmp_path, monkeypatch):

@@ -14,9 +14,9 @@ import veridical as vd
 from benchmarks.atlas import Size, jobs, measure
 from benchmarks.atlas.page import contents, render
 from benchmarks.atlas.schema import EXPLAINERS, METRICS, save
+from benchmarks.atlas.tests.judges import Broken, Coin, CoinOfMethods, Perfect
 from benchmarks.atlas.verdicts import CARE, NOT, UNMEASURED, USE, judged, listed
 from benchmarks.atlas.words import overall, sentences
-from tests.benchmarks.atlas_judges import Broken, Coin, CoinOfMethods, Perfect
 from veridical.explainers import as_explainer
 from veridical.jobs import Store
 

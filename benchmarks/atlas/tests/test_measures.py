@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 import veridical as vd
 from benchmarks.atlas import measures
 from benchmarks.atlas.bench import make_bench, nearness
-from tests.reference import atlas as slow
+from benchmarks.atlas.tests import reference as slow
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.meta.damage import KINDS, LEVELS, Damaged
