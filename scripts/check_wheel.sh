@@ -54,7 +54,7 @@ PY
 if [ -z "${VERIDICAL_WHEEL_FAST:-}" ]; then
     say "extras resolve"
     "${pip[@]}" install --dry-run -c "$root/constraints.txt" \
-        "$wheel[ray,shap,text,llm,vision,data,onnx,tables]" > /dev/null
+        "$wheel[ray,shap,text,llm,vision,data,onnx,tables,captum,plots]" > /dev/null
     say "one extra, really installed"
     "${pip[@]}" install -c "$root/constraints.txt" "$wheel[vision]"
     "$work/venv/bin/python" -m pip check > "$work/check.log" || { cat "$work/check.log" >&2; die "pip check found conflicts"; }

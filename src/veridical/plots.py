@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.errors import missing_extra
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -20,13 +22,20 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
 
 
+def pyplot() -> Any:
+    """Matplotlib's pyplot, or the sentence that says how to install it."""
+    try:
+        from matplotlib import pyplot as found
+    except ImportError:
+        raise missing_extra("matplotlib", "plots") from None
+    return found
+
+
 def axes(ax: Axes | None, width: float = 5.0, height: float = 3.2) -> Axes:
     """The axes given, or new ones."""
     if ax is not None:
         return ax
-    from matplotlib import pyplot
-
-    return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
+    return pyplot().subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def slices(x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import veridical as vd
 from veridical.cli.sources import Seed, Source, on_a_task
 from veridical.core.files import write_file
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
+from veridical.plots import pyplot
 from veridical.values.tables import (
     check_page_path,
     check_table_path,
@@ -184,10 +185,9 @@ def _chance(scores: vd.Scores) -> str:
 
 
 def _draw(explanation: vd.Explanation, task: vd.Task, path: Path) -> Path:
-    from matplotlib.figure import Figure
 
     count = min(4, len(explanation))
-    figure = Figure(figsize=(3.2 * count, 3.0), layout="constrained")
+    figure = pyplot().Figure(figsize=(3.2 * count, 3.0), layout="constrained")
     for sample, ax in enumerate(figure.subplots(1, count, squeeze=False)[0]):
         explanation.plot(sample, ax, task.inputs if task.inputs.dim() == 4 else None)
     return save_figure(figure, path)

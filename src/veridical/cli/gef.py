@@ -14,6 +14,7 @@ from veridical.cli import sources
 from veridical.cli.app import app, out, save_figure
 from veridical.errors import InputError
 from veridical.gef.perturbation_log import incomplete
+from veridical.plots import pyplot
 from veridical.values.tables import write_csv
 
 
@@ -101,7 +102,6 @@ def _say(scores: dict[str, vd.Scores]) -> None:
 
 def _write(scores: dict[str, vd.Scores], folder: Path) -> None:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     rows = [
         {
@@ -118,7 +118,7 @@ def _write(scores: dict[str, vd.Scores], folder: Path) -> None:
     ]
     write_csv(pd.DataFrame(rows), folder / "gef.csv")
     for name, draw in (("scores", vd.gef.plot_scores_by_explainer), ("path", vd.gef.plot_path)):
-        figure = Figure(
+        figure = pyplot().Figure(
             figsize=(5.5, 1.5 + 0.4 * len(scores) if name == "scores" else 3.4), layout="constrained"
         )
         draw(scores, figure.subplots())

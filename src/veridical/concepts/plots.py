@@ -13,7 +13,7 @@ from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.measures import LABELS
 from veridical.concepts.upper_bound import Parsimony
 from veridical.errors import InputError, ShapeError
-from veridical.plots import COLOURS, as_image, axes
+from veridical.plots import COLOURS, as_image, axes, pyplot
 
 SMALL = 48
 """Pixels below which a patch is smoothed."""
@@ -123,7 +123,6 @@ def concept_grid(
             f"a grid shows the images of the embeddings: expected ({len(embeddings)}, C, H, W), got "
             f"{tuple(inputs.shape)}"
         )
-    from matplotlib import pyplot
 
     weights = concepts.importances[output]
     present = concepts.present[0 if concepts.shared else output]
@@ -133,7 +132,7 @@ def concept_grid(
         raise InputError(f"output {output} has no concepts: {concepts.flags.get(output, 'none were found')}")
     shown = min(patches, len(embeddings))
     if figure is None:
-        figure = pyplot.figure(figsize=(shown + 5.4, len(order) + 0.9), layout="constrained")
+        figure = pyplot().figure(figsize=(shown + 5.4, len(order) + 0.9), layout="constrained")
     grid = figure.add_gridspec(len(order), shown + 5)
     samples, where = strongest(concepts, embeddings, output, shown)
     positions = embeddings.values.shape[1] if embeddings.spatial else 1

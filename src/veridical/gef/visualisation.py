@@ -25,7 +25,7 @@ from veridical.explainers.base import selected
 from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.predictor import call, take_side
-from veridical.plots import as_image
+from veridical.plots import as_image, pyplot
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -64,11 +64,10 @@ class Visualisation:
 
     def plot(self, names: Sequence[str] | None = None, columns: int = 5) -> Figure:
         """All images in a grid, each with its class and the model's probability for it."""
-        from matplotlib import pyplot
 
         across = min(columns, len(self))
         down = -(-len(self) // across)
-        figure, grid = pyplot.subplots(
+        figure, grid = pyplot().subplots(
             down, across, figsize=(1.8 * across, 2.0 * down), squeeze=False, layout="constrained"
         )
         for cell in grid.flat:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from veridical.meta.damage import PERMUTED
-from veridical.plots import COLOURS, axes
+from veridical.plots import COLOURS, axes, pyplot
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,13 +63,12 @@ def area_chart(result: MetaEvaluation, metric: str, ax: Axes | None = None) -> A
 
 def area_charts(result: MetaEvaluation) -> Any:
     """One area chart per metric, one column per category (figure 7); gives the array of axes."""
-    from matplotlib import pyplot
 
     columns: dict[str, list[str]] = {}
     for label, book in result.books.items():
         columns.setdefault(book.category or "own", []).append(label)
     height = max(map(len, columns.values()))
-    _, grid = pyplot.subplots(
+    _, grid = pyplot().subplots(
         height, len(columns), figsize=(2.3 * len(columns), 2.5 * height), squeeze=False, layout="constrained"
     )
     for column, labels in enumerate(columns.values()):
@@ -108,9 +107,8 @@ def _distinct(count: int) -> list[Any]:
     """As many colours as there are metrics, each once up to twenty."""
     if count <= len(COLOURS):
         return list(COLOURS)
-    from matplotlib import colormaps
 
-    many = [colormaps["tab20"](place) for place in range(20)]
+    many = [pyplot().colormaps["tab20"](place) for place in range(20)]
     return [many[place % 20] for place in range(count)]
 
 
