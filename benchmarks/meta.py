@@ -48,7 +48,7 @@ def evaluated(task: vd.Task, metrics: list[Metric], published: bool) -> vd.meta.
         published=published,
         resamples=0,
     )
-    assert result.shared.calls == SHARED[published] * len(EXPLAINERS)
+    assert result.explanations == SHARED[published] * len(EXPLAINERS)
     return result
 
 

@@ -301,7 +301,7 @@ def meta() -> None:
     judges = ["pixel_flipping", "insertion", "faithfulness_correlation", "infidelity", "sparseness"]
     figure, (ax,) = panels(1, 6.0, 2.8)
     vd.meta.planted_damage(task[:24], [*judges, vd.meta.PredictionHolds()]).plot(ax)
-    keep(figure, "meta-voices")
+    keep(figure, "meta-damage")
 
     strengths = [0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 2.0]
     figure, (ax,) = panels(1, 5.0)

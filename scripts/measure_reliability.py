@@ -86,7 +86,7 @@ def measured(task: vd.Task, label: str, names: list[str]) -> Cards:
         row = rows.loc[name]
         about = ("mc", "mc_std", *vd.meta.ENTRIES, "dependence")
         figures = {key: None if math.isnan(row[key]) else round(float(row[key]), 3) for key in about}
-        remark = result.books[name].dependence.remark
+        remark = result.scores[name].dependence.remark
         found: dict[str, Any] = {
             "samples": len(task),
             "draws": DRAWS,

@@ -171,7 +171,7 @@ def _steadiness(bench: Bench, label: str, metric: AnyMetric, draws: int) -> Row:
         return {"remark": f"no meta-consistency: {result.failures[0].message}"}
     frame = result.to_frame()
     found = frame[frame["test"] == "mean"].iloc[0]
-    remark = result.books[label].dependence.remark
+    remark = result.scores[label].dependence.remark
     return {"mc": float(found["mc"]), "dependence": float(found["dependence"]), "remark": remark}
 
 

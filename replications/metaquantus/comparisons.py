@@ -34,13 +34,13 @@ def category_convergence(result: MetaEvaluation) -> pd.DataFrame:
     }
     rows = []
     for a, b in combinations(profiles, 2):
-        same = result.books[a].category == result.books[b].category
+        same = result.scores[a].category == result.scores[b].category
         rows.append(
             {
                 "a": a,
                 "b": b,
                 "where": "inside" if same else "outside",
-                "category": result.books[a].category if same else "",
+                "category": result.scores[a].category if same else "",
                 "spearman": float(spearman(profiles[a], profiles[b])),
             }
         )
@@ -68,7 +68,7 @@ def explainer_dependence(
                     "count": len(some),
                     "mc": part.mc(label, test),
                     "mc_std": part[label, test].mc_std,
-                    "dependence": part.books[label].dependence.permuted,
+                    "dependence": part.scores[label].dependence.permuted,
                 }
             )
     return pd.DataFrame(rows)
@@ -94,9 +94,9 @@ def category_averages(results: Mapping[str, MetaEvaluation], test: str = MEAN) -
     rows = []
     for name, result in results.items():
         for category, labels in categories(result).items():
-            seeing = [label for label in labels if not result.books[label].dependence.blind]
+            seeing = [label for label in labels if not result.scores[label].dependence.blind]
             values = torch.tensor([result.mc(label, test) for label in seeing], dtype=torch.float64)
-            shares = [result.books[label].dependence.permuted for label in seeing]
+            shares = [result.scores[label].dependence.permuted for label in seeing]
             rows.append(
                 {
                     "category": category,
@@ -139,7 +139,7 @@ def area_grid(results: Mapping[str, MetaEvaluation]) -> Any:
     )
     for row, (name, result) in zip(grid, results.items(), strict=True):
         for ax, label in zip(row, labels, strict=True):
-            if label in result.books:
+            if label in result.scores:
                 area_chart(result, label, ax)
             else:
                 ax.set_axis_off()

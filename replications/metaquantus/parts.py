@@ -77,9 +77,9 @@ def from_summary(stored: dict[str, Any]) -> MetaEvaluation:
     count = len(header["iterations"])
     nothing = torch.ones(count, 1, MIN_SAMPLES, dtype=torch.bool)
     tensors = {f"kept/{test}/{mode}": nothing for test, mode, _ in header["amounts"]}
-    for place in range(len(header["books"])):
+    for place in range(len(header["metrics"])):
         for test, mode, _ in header["amounts"]:
-            tensors[f"{place}/base/{test}"] = torch.zeros(0, 0)
+            tensors[f"{place}/unperturbed/{test}"] = torch.zeros(0, 0)
             tensors[f"{place}/{test}/{mode}"] = torch.zeros(count, 1, 0, 0)
     result = unpacked(tensors, header)
     found = {}
@@ -106,17 +106,19 @@ def from_summary(stored: dict[str, Any]) -> MetaEvaluation:
 
 def first_draws(result: MetaEvaluation, count: int) -> MetaEvaluation:
     """The result of the first draws of every iteration."""
-    books = {
-        label: replace(book, scores={place: scores[:, :count] for place, scores in book.scores.items()})
-        for label, book in result.books.items()
+    scores = {
+        label: replace(table, perturbed={place: each[:, :count] for place, each in table.perturbed.items()})
+        for label, table in result.scores.items()
     }
     kept = {place: values[:, :count] for place, values in result.kept.items()}
-    return replace(result, books=books, kept=kept, resamples=0)
+    return replace(result, scores=scores, kept=kept, resamples=0)
 
 
 def whole_draws(result: MetaEvaluation) -> MetaEvaluation | None:
-    """Of an interrupted result the draws of which every world was visited, in each of its iterations."""
-    scored = [~scores.isnan().all(-1).all(-1) for b in result.books.values() for scores in b.scores.values()]
+    """Of an interrupted result the draws that were scored under every perturbation, in each iteration."""
+    scored = [
+        ~scores.isnan().all(-1).all(-1) for b in result.scores.values() for scores in b.perturbed.values()
+    ]
     whole = torch.stack(scored).all(0).all(0) if scored else torch.zeros(1, dtype=torch.bool)
     count = int(whole.long().cumprod(0).sum())
     print(f"{count} draws of {len(result.iterations)} iterations are whole", flush=True)

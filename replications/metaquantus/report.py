@@ -62,16 +62,16 @@ def _kept(out: Path, label: str, rule: str) -> MetaEvaluation | None:
 
 
 def _has_scores(result: MetaEvaluation) -> bool:
-    return all(scores.numel() for book in result.books.values() for scores in book.base.values())
+    return all(scores.numel() for book in result.scores.values() for scores in book.unperturbed.values())
 
 
 def directed(result: MetaEvaluation) -> MetaEvaluation:
     """The same scores with IEC_AR by each metric's direction, as the program labels it."""
-    books = {
-        label: replace(book, direction=Direction.HIGHER) if label in HIGHER_TO_THE_PROGRAM else book
-        for label, book in result.books.items()
+    scores = {
+        label: replace(table, direction=Direction.HIGHER) if label in HIGHER_TO_THE_PROGRAM else table
+        for label, table in result.scores.items()
     }
-    return replace(result, books=books, published=False)
+    return replace(result, scores=scores, published=False)
 
 
 def _benchmark(out: Path, label: str, results: dict[str, MetaEvaluation]) -> None:

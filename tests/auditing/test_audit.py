@@ -204,7 +204,7 @@ def test_the_user_may_choose_metrics_controls_and_lines():
     )
     assert [j.metric for j in result.verdict.judges if j.decides] == ["flips", "coin"]
     assert [j.metric for j in result.verdict.deciding] == ["flips"]
-    assert any(said.startswith("coin has no voice here") for said in result.sentences)
+    assert any(said.startswith("coin is not admissible here") for said in result.sentences)
     assert [p.explainer for p in result.verdict.controls] == ["random", "constant"]
     assert result.verdict.criteria == ("removal",)
     assert result.best == "occlusion"

@@ -53,7 +53,7 @@ def test_every_command_that_takes_data_takes_the_column_of_texts():
         for group in groups
         for command in group.registered_commands
     }
-    assert {"gef", "benchmark", "voices", "search", "evaluate", "explain", "audit", "doctor"} <= set(takes)
+    assert {"gef", "benchmark", "damage", "search", "evaluate", "explain", "audit", "doctor"} <= set(takes)
     own = {name: options for name, options in takes.items() if "model" in options}
     assert [name for name, options in own.items() if not {"text", "output"} <= options] == []
 
@@ -69,7 +69,7 @@ def test_texts_of_a_named_column_are_judged(tmp_path):
     model = make_pipeline(CountVectorizer(), LogisticRegression()).fit(frame["said"], frame["label"])
     joblib.dump(model, tmp_path / "model.joblib")
     words = ("--model", tmp_path / "model.joblib", "--data", tmp_path / "said.csv", "--allow-code")
-    told = run("meta", "voices", *words, "--text", "said", "-m", "comprehensiveness", "-n", 8, "-o", tmp_path)
+    told = run("meta", "damage", *words, "--text", "said", "-m", "comprehensiveness", "-n", 8, "-o", tmp_path)
     assert "comprehensiveness" in told
 
 

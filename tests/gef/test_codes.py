@@ -204,7 +204,7 @@ def test_meta_evaluation_permutes_codes_in_their_own_space() -> None:
         task, {"gef": judge}, held, draws=1, iterations=1, ar="published", resamples=0, tests=("mpt",)
     )
     assert not result.failures
-    assert result.books["gef"].dependence.permuted > 0.5
+    assert result.scores["gef"].dependence.permuted > 0.5
 
 
 def test_what_cannot_be_is_said() -> None:

@@ -34,14 +34,14 @@ def run(*words: str) -> str:
     return result.output
 
 
-def test_voices_says_who_sees_damage_and_why_others_do_not(tmp_path):
+def test_damage_says_which_metrics_are_admissible_and_why_others_are_not(tmp_path):
     metrics = ["-m", "pixel_flipping", "-m", "sparseness", "-m", "gef"]
-    said = " ".join(run("voices", "-t", "known/linear", "-n", "12", "-o", str(tmp_path), *metrics).split())
+    said = " ".join(run("damage", "-t", "known/linear", "-n", "12", "-o", str(tmp_path), *metrics).split())
     assert "damage on maps of exact_shapley" in said
     assert "finished maps" in said
-    frame = pd.read_csv(tmp_path / "voices.csv").set_index("metric")
-    assert frame["heard"].to_dict() == {"pixel_flipping": True, "sparseness": False, "gef": False}
-    assert (tmp_path / "voices.png").stat().st_size > 1000
+    frame = pd.read_csv(tmp_path / "damage.csv").set_index("metric")
+    assert frame["admissible"].to_dict() == {"pixel_flipping": True, "sparseness": False, "gef": False}
+    assert (tmp_path / "damage.png").stat().st_size > 1000
 
 
 def test_benchmark_writes_every_table_and_picture(tmp_path):

@@ -71,7 +71,7 @@ def result(request, table) -> MetaEvaluation:
 def test_cheats_are_flagged_in_every_frame_and_text(result):
     frame = result.to_frame().set_index(["metric", "test"])
     for label in CHEATS:
-        found = result.books[label].dependence
+        found = result.scores[label].dependence
         assert found.blind, (label, found)
         assert found.remark.startswith((BLIND, HARDLY))
         assert found.remark in frame.loc[(label, "mean"), "flags"]
@@ -80,10 +80,10 @@ def test_cheats_are_flagged_in_every_frame_and_text(result):
 
 def test_metrics_that_read_the_map_are_not(result):
     for label in (*HONEST, "max_sensitivity", "random_logit"):
-        found = result.books[label].dependence
+        found = result.scores[label].dependence
         assert found.remark == "", (label, found)
     for label in VALUES:
-        assert result.books[label].dependence.remark == PLACELESS
+        assert result.scores[label].dependence.remark == PLACELESS
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_on_real_tasks_too(name):
     found = meta_evaluate(
         task, {**judges, **CHEATS}, methods, tests=("mpt",), draws=1, iterations=1, resamples=0, redraws=10
     )
-    blind = {label for label, book in found.books.items() if book.dependence.blind}
+    blind = {label for label, table in found.scores.items() if table.dependence.blind}
     assert blind == set(CHEATS)
 
 
@@ -130,9 +130,9 @@ def test_fewer_explainers_have_their_own_dependence(table):
     alone = meta_evaluate(table, judges, few, tests=("mpt",), **QUICK)
     part = whole.with_explainers(list(few))
     for label in judges:
-        assert part.books[label].dependence.permuted == alone.books[label].dependence.permuted
-    assert part.books["pixel_flipping"].dependence.permuted == 0.0
-    assert whole.books["pixel_flipping"].dependence.permuted > 0.3
+        assert part.scores[label].dependence.permuted == alone.scores[label].dependence.permuted
+    assert part.scores["pixel_flipping"].dependence.permuted == 0.0
+    assert whole.scores["pixel_flipping"].dependence.permuted > 0.3
 
 
 def test_nobody_wins_a_category_in_one_iteration():
@@ -148,5 +148,5 @@ def test_nobody_wins_a_category_in_one_iteration():
 def test_a_saved_check_is_read_again(table, tmp_path):
     result = meta_evaluate(table, ["pixel_flipping", "sparseness"], METHODS, tests=("mpt",), **QUICK)
     again = vd.meta.load(result.save(tmp_path / "meta.safetensors"))
-    for label, book in result.books.items():
-        assert repr(again.books[label].checks) == repr(book.checks)
+    for label, table in result.scores.items():
+        assert repr(again.scores[label].checks) == repr(table.checks)

@@ -17,7 +17,7 @@ from veridical.explainers import as_explainer
 from veridical.meta import Different, PredictionHolds, Same, meta_evaluate
 from veridical.meta.consistency import MIN_SAMPLES, consistencies
 from veridical.meta.dependence import BLIND, PLACELESS, altered, permuted
-from veridical.meta.perturbations import Amount, World, perturbed
+from veridical.meta.perturbations import Amount, Perturbation, perturbed
 from veridical.meta.scoring import Recalled, _unmoved
 from veridical.metrics import FaithfulnessCorrelation, MaxSensitivity, Metric, Outcome, PixelFlipping
 from veridical.models.predictor import Predictor
@@ -53,7 +53,7 @@ def test_sanity_estimators_have_their_vectors(sane, test):
 
 def test_the_cheat_reaches_mc_1_and_is_flagged_and_honest_metrics_are_not(sane):
     assert sane.mc("prediction_holds") > 0.99
-    blind = {label: book.dependence.blind for label, book in sane.books.items()}
+    blind = {label: table.dependence.blind for label, table in sane.scores.items()}
     assert blind == {
         "same": True,
         "different": True,
@@ -82,21 +82,17 @@ def test_permuted_maps_keep_their_values_and_padding():
 
 
 def test_explanations_are_shared_and_those_of_metrics_cost_apart(table):
-    worlds = 2 * 2 * 1 * 2
+    perturbations = 2 * 2 * 1 * 2
     options = {"resamples": 0, "iterations": 1}
     few = quick(table, ["sparseness"], **options)
     others = ["complexity", "pixel_flipping", MaxSensitivity(draws=3), "random_logit"]
     many = quick(table, ["sparseness", *others], **options)
     for result in (few, many):
-        assert result.shared.calls == (1 + worlds) * len(METHODS)
-        # in a perturbed world only samples that count are explained and scored
-        counted = sum(int(kept.sum()) for kept in result.kept.values())
-        assert result.shared.samples == (len(table) + counted) * len(METHODS)
-        assert counted < worlds * len(table)
-    assert few.shared_cost == many.shared_cost
+        assert result.explanations == (1 + perturbations) * len(METHODS)
+    assert few.explanation_cost == many.explanation_cost
     # a metric that explains again pays for that itself
-    assert many.books["complexity"].cost.forward == 0 < many.books["max_sensitivity"].cost.backward
-    assert f"explanations: {few.shared.calls}, each for all metrics" in repr(many)
+    assert many.scores["complexity"].cost.forward == 0 < many.scores["max_sensitivity"].cost.backward
+    assert f"explanations: {few.explanations}, each for all metrics" in repr(many)
     assert few["sparseness", "mpt"].vector.tolist() == many["sparseness", "mpt"].vector.tolist()
 
 
@@ -121,13 +117,13 @@ def test_masks_that_come_to_the_same_are_asked_once_and_score_the_same():
     task = Task(torch.nn.Linear(12, 3, dtype=torch.float64), x)
     metric = PixelFlipping(response="logit")
     result = quick(task, [metric], tests=("mpt",), resamples=0)
-    base = result.books["pixel_flipping"]
+    base = result.scores["pixel_flipping"]
     worlds = 1 + 2 * 2 * 2
     # of twelve steps six change something; what several methods or worlds ask alike is asked once
     assert base.cost.forward <= worlds * len(METHODS) * len(task) * 6
     for place, who in enumerate(METHODS):
         alone = metric(task, as_explainer(who)(task))
-        assert torch.allclose(base.base["mpt"][place], alone.values, rtol=0, atol=1e-12)
+        assert torch.allclose(base.unperturbed["mpt"][place], alone.values, rtol=0, atol=1e-12)
         assert alone.cost.forward <= len(task) * 12
 
 
@@ -146,7 +142,7 @@ class Spy(Metric):
 
 @dataclass(frozen=True)
 class Gappy(Metric):
-    """No score at all in a disrupted world."""
+    """No score at all in a disrupted task."""
 
     name: ClassVar[str] = "gappy"
 
@@ -169,14 +165,14 @@ def test_explanations_are_for_the_unperturbed_prediction_under_the_perturbed_mod
     assert changed > 50
     # the result is the statistic of exactly these scores, in the order of the plan
     kept = result.kept["mpt", "ar"]
-    book = result.books["spy"]
+    table = result.scores["spy"]
     again = consistencies(
-        book.base["mpt"],
-        book.scores["mpt", "nr"],
-        book.scores["mpt", "ar"],
+        table.unperturbed["mpt"],
+        table.perturbed["mpt", "nr"],
+        table.perturbed["mpt", "ar"],
         result.kept["mpt", "nr"],
         kept,
-        book.direction,
+        table.direction,
     )
     assert torch.equal(again.vector, result["spy", "mpt"].vectors)
     assert 0 < result["spy", "mpt"].kept[1] == pytest.approx(float(kept.double().mean()))
@@ -212,8 +208,11 @@ def test_published_keeps_old_maps_in_ipt_and_counts_larger_whatever_the_directio
     assert result.amounts["ipt", "ar"].inputs == 5.0
     assert result.amounts["mpt", "ar"].weights == 2.0
     # deterministic maps are kept, so IPT costs no explanation at all
-    assert result.shared.calls == (1 + 2 * 2 * 2) * len(METHODS)
-    base, far = result.books["pixel_flipping"].base["mpt"], result.books["pixel_flipping"].scores["mpt", "ar"]
+    assert result.explanations == (1 + 2 * 2 * 2) * len(METHODS)
+    base, far = (
+        result.scores["pixel_flipping"].unperturbed["mpt"],
+        result.scores["pixel_flipping"].perturbed["mpt", "ar"],
+    )
     kept = result.kept["mpt", "ar"].unsqueeze(-2)
     larger = ((far > base) & kept).sum((-2, -1)) / (kept.sum((-2, -1)) * len(METHODS))
     assert torch.allclose(result["pixel_flipping", "mpt"].vectors[:, 3], larger.double().mean(-1))
@@ -246,10 +245,10 @@ def test_published_gives_re_explaining_metrics_the_old_map_and_nothing_else(tabl
         assert torch.equal(recalled(other).values, explainer(other).values)
     metric = MaxSensitivity(draws=2, relative_to="nothing")
     result = quick(table, [metric], ["gradient", "saliency"], published=True, tests=("ipt",), resamples=0)
-    near, far = (result.books["max_sensitivity"].scores["ipt", mode] for mode in ("nr", "ar"))
+    near, far = (result.scores["max_sensitivity"].perturbed["ipt", mode] for mode in ("nr", "ar"))
     honest = quick(table, [metric], ["gradient", "saliency"], tests=("ipt",), resamples=0)
     assert float(far[..., 0, :].mean()) > 2 * float(near[..., 0, :].mean())
-    made = honest.books["max_sensitivity"].scores["ipt", "ar"][..., 0, :]
+    made = honest.scores["max_sensitivity"].perturbed["ipt", "ar"][..., 0, :]
     assert float(made.nanmean()) < float(far[..., 0, :].mean())
 
 
@@ -266,7 +265,7 @@ def test_other_inputs_and_the_combined_test(modality, request):
     )
     bases = 2 if modality == "text" else 1
     told = sum(int((kept.sum(-1) >= MIN_SAMPLES).sum()) for kept in result.kept.values())
-    assert result.shared.calls == (bases + told) * 2
+    assert result.explanations == (bases + told) * 2
     for test in ("ipt", "mpt", "combined"):
         assert 0 <= float(result["pixel_flipping", test].vector[0]) <= 1
     two = [result["pixel_flipping", t].vector for t in ("ipt", "mpt")]
@@ -280,7 +279,7 @@ def test_any_metric_works(table):
     assert not result.failures
     for label in result.metrics:
         assert 0 <= result.mc(label) <= 1
-        assert not result.books[label].dependence.blind
+        assert not result.scores[label].dependence.blind
 
 
 def test_too_few_kept_is_nan_with_the_reason(table):
@@ -408,7 +407,7 @@ def test_samples_that_count_score_as_they_do_among_all(table, test):
     result = quick(table, judges, tests=(test,), iterations=1, resamples=0)
     root = Key(0) / "meta"
     for draw in range(2):
-        world = World(test, "ar", 0, draw, result.amounts[test, "ar"])
+        world = Perturbation(test, "ar", 0, draw, result.amounts[test, "ar"])
         whole, key = world.of(table, root), world.key(root)
         kept = result.kept[test, "ar"][0, draw]
         assert MIN_SAMPLES <= kept.sum() < len(table)
@@ -417,7 +416,7 @@ def test_samples_that_count_score_as_they_do_among_all(table, test):
             for label, metric in judges.items():
                 given = explainer if label == "moved" else explainer(whole, key / "explain")
                 expected = metric(whole, given, key / "score").values.double()
-                found = result.books[label].scores[test, "ar"][0, draw, place]
+                found = result.scores[label].perturbed[test, "ar"][0, draw, place]
                 assert found[~kept].isnan().all()
                 assert torch.allclose(found[kept], expected[kept], rtol=1e-9)
 
@@ -425,7 +424,7 @@ def test_samples_that_count_score_as_they_do_among_all(table, test):
 def test_worlds_in_which_too_few_count_are_not_scored_but_said(table):
     options = {"tests": ("mpt",), "ar": {"mpt": 1e-6}, "resamples": 0, "iterations": 1}
     result = quick(table, ["sparseness"], **options)
-    assert result.shared.calls == (1 + 2) * len(METHODS), "two disrupted worlds that disrupt nothing"
+    assert result.explanations == (1 + 2) * len(METHODS), "two disrupted tasks that disrupt nothing"
     why = result.why_no_value("sparseness")
     assert why == "mpt ar: fewer than 6 predictions changed in 2 of 2 draws; there is no value"
     assert result.why_no_value("sparseness", "mpt") == why

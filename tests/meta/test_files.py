@@ -36,9 +36,9 @@ def equal(a, b):
 def same(a, b):
     assert a.metrics == b.metrics
     assert a.iterations == b.iterations
-    for label in a.books:
-        for place, scores in a.books[label].scores.items():
-            assert equal(scores, b.books[label].scores[place])
+    for label in a.scores:
+        for place, scores in a.scores[label].perturbed.items():
+            assert equal(scores, b.scores[label].perturbed[place])
     assert all(torch.equal(kept, b.kept[place]) for place, kept in a.kept.items())
 
 
@@ -47,9 +47,9 @@ def test_iterations_visited_apart_are_those_of_one_run(whole, parts):
     same(together, whole)
     assert together.to_frame().equals(whole.to_frame())
     assert together.iterations == (0, 1, 2)
-    # each part explains its own unperturbed world
-    assert together.shared.calls == whole.shared.calls + 2
-    assert together.books["max_sensitivity"].cost.forward > whole.books["max_sensitivity"].cost.forward
+    # each part explains its own unperturbed task
+    assert together.explanations == whole.explanations + 2
+    assert together.scores["max_sensitivity"].cost.forward > whole.scores["max_sensitivity"].cost.forward
 
 
 def test_a_run_that_was_ended_goes_on_from_its_folder(whole, tmp_path, monkeypatch):
@@ -86,8 +86,8 @@ def test_iterations_on_other_processes_are_those_of_one(whole):
 def test_another_iteration_is_another_draw(parts):
     third, others = parts
     place = ("mpt", "ar")
-    first = others.books["sparseness"].scores[place][0]
-    assert not equal(third.books["sparseness"].scores[place][0], first), "a mutant that redraws"
+    first = others.scores["sparseness"].perturbed[place][0]
+    assert not equal(third.scores["sparseness"].perturbed[place][0], first), "a mutant that redraws"
 
 
 def test_what_does_not_belong_together_is_refused(whole, parts):
@@ -111,25 +111,25 @@ def test_a_saved_result_is_read_again_whole(whole, tmp_path):
     assert read.to_frame().equals(whole.to_frame())
     assert repr(read) == repr(whole)
     assert read.amounts == whole.amounts
-    assert read.shared == whole.shared
-    assert read.books["sparseness"].dependence == whole.books["sparseness"].dependence
+    assert read.explanations == whole.explanations
+    assert read.scores["sparseness"].dependence == whole.scores["sparseness"].dependence
 
 
 def test_a_metric_that_failed_in_one_part_is_left_out(parts):
-    books = {label: book for label, book in parts[0].books.items() if label != "sparseness"}
-    assert "sparseness" not in vd.meta.joined([replace(parts[0], books=books), parts[1]]).metrics
+    tables = {label: table for label, table in parts[0].scores.items() if label != "sparseness"}
+    assert "sparseness" not in vd.meta.joined([replace(parts[0], scores=tables), parts[1]]).metrics
 
 
 def test_last_bits_of_another_process_are_no_change(parts):
     """Unperturbed scores that differ by a bit, as those of two processes on a GPU may."""
     second, first = parts
     label = first.metrics[0]
-    book = second.books[label]
-    off = {test: base + 1e-12 for test, base in book.base.items()}
+    table = second.scores[label]
+    off = {test: base + 1e-12 for test, base in table.unperturbed.items()}
     # as in IPT with old maps: every score is the unperturbed one
-    same = {p: off[p[0]].expand_as(scores).clone() for p, scores in book.scores.items()}
-    books = {**second.books, label: replace(book, base=off, scores=same)}
-    whole = vd.meta.joined([first, replace(second, books=books)]).books[label]
-    for (test, mode), scores in whole.scores.items():
-        assert torch.equal(scores[2:], first.books[label].base[test].expand_as(scores[2:]))
-        assert equal(scores[:2], first.books[label].scores[test, mode])
+    same = {p: off[p[0]].expand_as(scores).clone() for p, scores in table.perturbed.items()}
+    tables = {**second.scores, label: replace(table, unperturbed=off, perturbed=same)}
+    whole = vd.meta.joined([first, replace(second, scores=tables)]).scores[label]
+    for (test, mode), scores in whole.perturbed.items():
+        assert torch.equal(scores[2:], first.scores[label].unperturbed[test].expand_as(scores[2:]))
+        assert equal(scores[:2], first.scores[label].perturbed[test, mode])

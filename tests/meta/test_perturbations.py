@@ -246,4 +246,4 @@ def test_results_so_far_are_those_of_a_shorter_run():
         torch.testing.assert_close(
             part["sparseness", "mpt"].vectors, same["sparseness", "mpt"].vectors, equal_nan=True
         )
-    assert not torch.equal(seen[0].books["sparseness"].base["mpt"], torch.zeros(2, len(task)))
+    assert not torch.equal(seen[0].scores["sparseness"].unperturbed["mpt"], torch.zeros(2, len(task)))

@@ -16,7 +16,7 @@ from tests.meta.conftest import small_table
 from tests.reference.meta import somers_d
 from veridical.core import key as keyed
 from veridical.core.key import Key
-from veridical.meta.admissible import Voice, concordance, interval
+from veridical.meta.admissible import Admissibility, concordance, interval
 from veridical.meta.damage import KINDS, LEVELS, damaged_maps, distinct_maps, reference_for
 from veridical.metrics.base import Metric, Outcome
 from veridical.models.cost import Cost
@@ -67,33 +67,33 @@ def found(request):
 
 
 def test_removal_metrics_have_a_voice(found):
-    assert found.heard == list(REMOVAL)
+    assert found.admissible == list(REMOVAL)
     for label in REMOVAL:
-        assert found.voices[label].mean("permuted")[1] > 0.25
+        assert found.metrics[label].mean("permuted")[1] > 0.25
 
 
 def test_a_coin_a_prediction_and_a_shape_are_silent_with_the_reason(found):
-    assert set(found.silent) == {"coin", "holds", "sparseness"}
-    assert "cannot tell" in found.silent["coin"]
-    assert "no damage changes them" in found.silent["holds"]
-    assert found.silent["sparseness"] == "it reads the values of a map, not their places"
-    assert found.voices["holds"].mean() == (0.0, 0.0, 0.0)
+    assert set(found.inadmissible) == {"coin", "holds", "sparseness"}
+    assert "cannot tell" in found.inadmissible["coin"]
+    assert "no damage changes them" in found.inadmissible["holds"]
+    assert found.inadmissible["sparseness"] == "it reads the values of a map, not their places"
+    assert found.metrics["holds"].mean() == (0.0, 0.0, 0.0)
 
 
 def test_a_metric_that_judges_methods_is_unjudged_with_the_reason(found):
-    assert list(found.unjudged) == ["gef"]
-    assert "finished maps" in found.unjudged["gef"]
-    assert not found.voices["gef"].heard
-    assert math.isnan(found.voices["gef"].mean()[0])
+    assert list(found.untested) == ["gef"]
+    assert "finished maps" in found.untested["gef"]
+    assert not found.metrics["gef"].admissible
+    assert math.isnan(found.metrics["gef"].mean()[0])
 
 
 def test_frame_text_and_picture_agree(found):
     frame = found.to_frame().set_index("metric")
-    assert list(frame.index[frame["heard"]]) == found.heard
-    assert (frame["reason"] == "").equals(frame["heard"])
-    assert "3 of 7 metrics are heard" in repr(found)
+    assert list(frame.index[frame["admissible"]]) == found.admissible
+    assert (frame["reason"] == "").equals(frame["admissible"])
+    assert "3 of 7 metrics are admissible" in repr(found)
     labels = [text.get_text() for text in found.plot().get_yticklabels()]
-    assert labels == [label for label in reversed(found.voices) if label != "gef"]
+    assert labels == [label for label in reversed(found.metrics) if label != "gef"]
 
 
 def test_rows_are_counted():
@@ -107,10 +107,10 @@ def test_rows_are_counted():
 def test_a_coin_is_rarely_heard():
     task = small_table(24)
     maps = vd.explain("gradient", task)
-    heard = 0
+    admissible = 0
     for seed in range(60):
-        heard += bool(vd.meta.planted_damage(task, [Coin()], reference=maps, seed=seed).heard)
-    assert heard <= 5  # both bounds above 0 happen in less than 2.5% of tasks
+        admissible += bool(vd.meta.planted_damage(task, [Coin()], reference=maps, seed=seed).admissible)
+    assert admissible <= 5  # both bounds above 0 happen in less than 2.5% of tasks
 
 
 @pytest.mark.parametrize("ties", [0.0, 0.3])
@@ -179,7 +179,7 @@ def test_maps_that_permuting_leaves_alone_are_no_damage():
 def test_constant_reference_maps_leave_all_unjudged():
     task = small_table(8)
     found = vd.meta.planted_damage(task, ["pixel_flipping"], reference="constant")
-    assert "0 of 8 samples, and it takes 6" in found.unjudged["pixel_flipping"]
+    assert "0 of 8 samples, and it takes 6" in found.untested["pixel_flipping"]
     assert "left out: 8" in repr(found)
 
 
@@ -188,8 +188,8 @@ def test_a_metric_with_few_scores_is_silent_and_one_that_fails_is_said_to():
     found = vd.meta.planted_damage(
         task, {"few": Partly(), "broken": Partly(raises=True), "flip": "pixel_flipping"}, reference="gradient"
     )
-    assert found.silent["few"] == "it has scores of damaged maps in 3 of 12 samples, 6 are needed"
-    assert found.unjudged["broken"] == "it failed: out of order"
+    assert found.inadmissible["few"] == "it has scores of damaged maps in 3 of 12 samples, 6 are needed"
+    assert found.untested["broken"] == "it failed: out of order"
 
 
 def test_a_metric_that_prefers_damage_is_silent():
@@ -197,12 +197,12 @@ def test_a_metric_that_prefers_damage_is_silent():
     found = vd.meta.planted_damage(
         task, {"turned": QGE("pixel_flipping")}, reference=-vd.explain("occlusion", task).values
     )
-    assert "prefers maps with" in found.silent["turned"]
+    assert "prefers maps with" in found.inadmissible["turned"]
 
 
 def test_lower_is_better_is_read_by_its_direction():
     found = vd.meta.planted_damage(small_table(24), ["pixel_flipping", "deletion"])
-    assert found.heard == ["pixel_flipping", "deletion"]
+    assert found.admissible == ["pixel_flipping", "deletion"]
 
 
 def test_the_reference_is_exact_where_all_subsets_can_be_asked():
@@ -215,7 +215,7 @@ def test_half_precision_and_integer_maps():
     values = vd.explain("gradient", task).values
     for maps in (values.half(), (values * 10).round().int()):
         found = vd.meta.planted_damage(task, ["pixel_flipping"], reference=maps)
-        assert not found.unjudged
+        assert not found.untested
 
 
 @pytest.mark.parametrize(
@@ -230,13 +230,13 @@ def test_wrong_settings_are_refused(wrong):
 def test_the_same_seed_repeats_and_kinds_are_all_told():
     task = small_table(12)
     first, second = (vd.meta.planted_damage(task, ["insertion"], seed=3) for _ in range(2))
-    assert torch.equal(first.voices["insertion"].scores, second.voices["insertion"].scores)
-    assert tuple(first.voices["insertion"].each) == KINDS
+    assert torch.equal(first.metrics["insertion"].scores, second.metrics["insertion"].scores)
+    assert tuple(first.metrics["insertion"].each) == KINDS
 
 
 def test_a_voice_needs_permuted_places_and_all_damage():
     up, down = torch.full((10,), 0.5), torch.full((10,), -1.0)
     scores = torch.zeros(8, 10)
     blended = {"permuted": up, "blended": down, "negated": down}
-    assert "damage" in Voice("m", "", blended, scores, Cost()).silent
-    assert Voice("m", "", {"permuted": up, "blended": up, "negated": up}, scores, Cost()).heard
+    assert "damage" in Admissibility("m", "", blended, scores, Cost()).inadmissible
+    assert Admissibility("m", "", {"permuted": up, "blended": up, "negated": up}, scores, Cost()).admissible

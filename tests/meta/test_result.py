@@ -24,7 +24,7 @@ from veridical.meta import (
 )
 from veridical.meta.dependence import Dependence
 from veridical.meta.perturbations import Amount
-from veridical.meta.result import Book
+from veridical.meta.result import MetricScores
 from veridical.metrics import FaithfulnessCorrelation
 from veridical.values.scores import Direction
 
@@ -33,20 +33,20 @@ SHAPE = (3, 4, 3, 50)  # iterations, draws, explainers, samples
 NAMES = ("one", "two", "three")
 
 
-def book(label, category, slight, strong, seed, permuted=1.0, replaced=math.nan):
+def scored(label, category, slight, strong, seed, permuted=1.0, replaced=math.nan):
     """Scores that move by `slight` under NR and fall by `strong` under AR."""
     g = np.random.default_rng(seed)
     base = torch.from_numpy(g.normal(size=SHAPE[2:]))
     check = Dependence(permuted, replaced=replaced)
-    made = Book(label, category, Direction.HIGHER, checks=dict.fromkeys(NAMES, check))
+    made = MetricScores(label, category, Direction.HIGHER, checks=dict.fromkeys(NAMES, check))
     for test in ("ipt", "mpt"):
-        made.base[test] = base
-        made.scores[test, "nr"] = base + slight * torch.from_numpy(g.normal(size=SHAPE))
-        made.scores[test, "ar"] = base - strong + 0.5 * torch.from_numpy(g.normal(size=SHAPE))
+        made.unperturbed[test] = base
+        made.perturbed[test, "nr"] = base + slight * torch.from_numpy(g.normal(size=SHAPE))
+        made.perturbed[test, "ar"] = base - strong + 0.5 * torch.from_numpy(g.normal(size=SHAPE))
     return made
 
 
-def result(*books, seed=0):
+def result(*tables, seed=0):
     g = np.random.default_rng(seed)
     kept = {
         (test, mode): torch.from_numpy(g.random((*SHAPE[:2], SHAPE[3])) < share)
@@ -54,16 +54,16 @@ def result(*books, seed=0):
         for mode, share in (("nr", 0.9), ("ar", 0.6))
     }
     amounts = dict.fromkeys(kept, Amount(0.1, 0.1))
-    return MetaEvaluation({b.metric: b for b in books}, kept, NAMES, ("ipt", "mpt"), amounts, resamples=100)
+    return MetaEvaluation({b.metric: b for b in tables}, kept, NAMES, ("ipt", "mpt"), amounts, resamples=100)
 
 
 @pytest.fixture(scope="module")
 def made():
     return result(
-        book("steady", "good", 0.01, 1.0, 1),
-        book("shaky", "good", 2.0, 0.0, 2),
-        book("middling", "other", 0.3, 0.3, 3),
-        book("blind", "other", 0.0, 2.0, 4, permuted=0.0, replaced=0.0),
+        scored("steady", "good", 0.01, 1.0, 1),
+        scored("shaky", "good", 2.0, 0.0, 2),
+        scored("middling", "other", 0.3, 0.3, 3),
+        scored("blind", "other", 0.0, 2.0, 4, permuted=0.0, replaced=0.0),
     )
 
 
@@ -80,11 +80,11 @@ def test_the_frame_holds_the_consistencies_their_spread_and_their_intervals(made
         "mc",
     ]
     assert len(frame) == 4 * 3
-    steady = made.books["steady"]
+    steady = made.scores["steady"]
     found = consistencies(
-        steady.base["mpt"],
-        steady.scores["mpt", "nr"],
-        steady.scores["mpt", "ar"],
+        steady.unperturbed["mpt"],
+        steady.perturbed["mpt", "nr"],
+        steady.perturbed["mpt", "ar"],
         made.kept["mpt", "nr"],
         made.kept["mpt", "ar"],
         Direction.HIGHER,
@@ -119,22 +119,22 @@ def test_comparisons_are_paired_and_corrected(made):
     assert pair["difference"] > 0.2
     assert pair["p_holm"] < 0.01
     assert pair["low"] < pair["difference"] < pair["high"]
-    twins = result(book("a", "x", 0.3, 0.3, 5), book("b", "x", 0.3, 0.3, 5))
+    twins = result(scored("a", "x", 0.3, 0.3, 5), scored("b", "x", 0.3, 0.3, 5))
     same = twins.compare().iloc[0]
     assert same["difference"] == 0
     assert same["p"] == 1
     with pytest.raises(InputError, match="two metrics"):
-        result(book("a", "x", 0.3, 0.3, 5)).compare()
+        result(scored("a", "x", 0.3, 0.3, 5)).compare()
 
 
 def test_another_set_of_explainers_asks_no_model(made):
     part = made.with_explainers(["three", "one"])
-    steady = made.books["steady"]
+    steady = made.scores["steady"]
     index = torch.tensor([2, 0])
     found = consistencies(
-        steady.base["ipt"][index],
-        steady.scores["ipt", "nr"][..., index, :],
-        steady.scores["ipt", "ar"][..., index, :],
+        steady.unperturbed["ipt"][index],
+        steady.perturbed["ipt", "nr"][..., index, :],
+        steady.perturbed["ipt", "ar"][..., index, :],
         made.kept["ipt", "nr"],
         made.kept["ipt", "ar"],
         Direction.HIGHER,
@@ -152,7 +152,7 @@ def test_categories_are_won_by_two_deviations_and_never_blindly(made):
     first = table[table["place"] == 1].set_index("category")["metric"]
     assert first["good"] == "steady"
     assert first["other"] == "blind"
-    tied = by_category(result(book("a", "x", 0.3, 0.3, 5), book("b", "x", 0.3, 0.3, 6)))
+    tied = by_category(result(scored("a", "x", 0.3, 0.3, 5), scored("b", "x", 0.3, 0.3, 6)))
     assert not tied["wins"].any()
 
 
@@ -169,7 +169,7 @@ def test_settings_are_searched_in_the_same_worlds(table):
         resamples=0,
     )
     assert found.metrics == ["runs=3, subset_size=2", "runs=30, subset_size=2"]
-    assert found.shared.calls == (1 + 4) * 2
+    assert found.explanations == (1 + 4) * 2
     assert found.mc(f"runs={best.runs}, subset_size=2") == max(found.mc(m) for m in found.metrics)
     with pytest.raises(InputError, match="at least one setting"):
         search_settings(table, "sparseness", {}, ["gradient", "occlusion"])
@@ -199,7 +199,7 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
     from tests.meta.conftest import small_table
     from veridical.core.key import Key
     from veridical.meta.perturbations import perturbed
-    from veridical.meta.scoring import carry
+    from veridical.meta.scoring import share_finetuned
 
     monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
     rows = small_table(40).inputs
@@ -207,7 +207,7 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
     artefact = fidelity.finetune(task, beta=0.5, epochs=1)
     metric = fidelity.FFid(finetuned=artefact, beta=0.5, draws=3)
     world = perturbed(task, Amount(weights=0.5), Key(0))
-    carry(metric, task, world, lambda t: perturbed(t, Amount(weights=0.5), Key(0)))
+    share_finetuned(metric, task, world, lambda t: perturbed(t, Amount(weights=0.5), Key(0)))
     judge = metric.model_task(world)
     tuned = artefact.on(task).model.state_dict()
     moved = {name: value.clone() for name, value in world.model.state_dict().items()}
@@ -231,7 +231,7 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
 
 def test_a_fine_tuned_copy_goes_along_to_the_embeddings_where_missing_tokens_are_zeros(tmp_path, monkeypatch):
     from veridical import fidelity
-    from veridical.meta.scoring import _misses_zeros, carry
+    from veridical.meta.scoring import _misses_zeros, share_finetuned
     from veridical.values.task import Task
 
     monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
@@ -240,9 +240,9 @@ def test_a_fine_tuned_copy_goes_along_to_the_embeddings_where_missing_tokens_are
     methods = ["gradient", "saliency"]
     found = meta_evaluate(task, [metric], methods, draws=1, iterations=1, ar=2.0, resamples=0)
     assert not found.failures
-    assert not found.books["ffid_plus"].base["ipt"].isnan().all()
+    assert not found.scores["ffid_plus"].unperturbed["ipt"].isnan().all()
     at = task.at_embeddings()
-    carry(metric, task, at, Task.at_embeddings)
+    share_finetuned(metric, task, at, Task.at_embeddings)
     assert torch.allclose(metric.model_task(at).outputs, metric.model_task(task).outputs)
     assert not torch.allclose(metric.model_task(at).outputs, task.outputs)
     other = copy.deepcopy(task.model)

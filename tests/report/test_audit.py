@@ -185,12 +185,14 @@ def test_nobody_trusted_is_said_loudly(audited: Audit) -> None:
 
 
 def test_no_verdict_at_all(audited: Audit) -> None:
-    """No metric with a voice: scores and intervals are missing, and the page still stands."""
+    """No admissible metric: scores and intervals are missing, and the page still stands."""
     nan = math.nan
     places = tuple(
         replace(p, score=nan, low=nan, high=nan, tests=(), group=0) for p in audited.verdict.places
     )
-    judges = tuple(replace(j, silent="it is a coin") if j.decides else j for j in audited.verdict.judges)
+    judges = tuple(
+        replace(j, inadmissible="it is a coin") if j.decides else j for j in audited.verdict.judges
+    )
     silent = replace(
         audited.verdict,
         places=places,

@@ -16,7 +16,7 @@ from replications.metaquantus.comparisons import (
     ranking_consistency,
     side_by_side,
 )
-from tests.meta.test_result import book, made, result  # noqa: F401 (a fixture)
+from tests.meta.test_result import made, result, scored  # noqa: F401 (a fixture)
 from veridical.errors import InputError
 
 mpl.use("Agg")
@@ -43,7 +43,9 @@ def test_convergence_correlates_eight_entries_inside_and_outside(made):  # noqa:
     table = category_convergence(made)
     assert len(table) == 6
     assert (table["where"] == "inside").sum() == 2
-    twins = result(book("a", "x", 0.3, 0.3, 5), book("b", "x", 0.3, 0.3, 5), book("c", "y", 2.0, 0.0, 6))
+    twins = result(
+        scored("a", "x", 0.3, 0.3, 5), scored("b", "x", 0.3, 0.3, 5), scored("c", "y", 2.0, 0.0, 6)
+    )
     inside = category_convergence(twins).iloc[0]
     assert inside["where"] == "inside"
     assert inside["spearman"] == pytest.approx(1.0)

@@ -22,7 +22,7 @@ from tests.meta.conftest import small_table
 from veridical.meta import MetaEvaluation, joined
 from veridical.meta.dependence import Dependence
 from veridical.meta.perturbations import Amount
-from veridical.meta.result import Book
+from veridical.meta.result import MetricScores
 from veridical.values.scores import Direction
 
 pytestmark = pytest.mark.slow
@@ -83,14 +83,14 @@ def test_of_an_interrupted_run_the_whole_draws_are_kept(table):
     result = vd.meta.meta_evaluate(
         table, ["sparseness"], ["gradient", "saliency"], draws=3, iterations=1, ar="published", resamples=0
     )
-    books = result.books["sparseness"].scores
-    full = books["ipt", "nr"].clone()
-    for place, scores in books.items():
+    tables = result.scores["sparseness"].perturbed
+    full = tables["ipt", "nr"].clone()
+    for place, scores in tables.items():
         scores[0, 2 if place == ("ipt", "nr") else 1 :] = torch.nan  # the second draw stopped half-way
     part = whole_draws(result)
-    assert torch.equal(part.books["sparseness"].scores["ipt", "nr"], full[:, :1])
+    assert torch.equal(part.scores["sparseness"].perturbed["ipt", "nr"], full[:, :1])
     assert part.kept["ipt", "nr"].shape[:2] == (1, 1)
-    for scores in books.values():
+    for scores in tables.values():
         scores[:] = torch.nan
     assert whole_draws(result) is None
 
@@ -143,7 +143,7 @@ def test_a_report_is_made_of_the_parts_of_several_processes(tmp_path):
     for number in (1, 0):
         save_part(_made_up(number), tmp_path / "parts" / f"table3_paper_{number}.npz")
     read = load_part(tmp_path / "parts" / "table3_paper_1.npz")
-    assert torch.equal(read.books["mprt"].base["ipt"], _made_up(1).books["mprt"].base["ipt"])
+    assert torch.equal(read.scores["mprt"].unperturbed["ipt"], _made_up(1).scores["mprt"].unperturbed["ipt"])
     report(tmp_path, "3", quick=True, neighbours=2)
     text = (tmp_path / "table3.md").read_text()
     assert text.count("\n| sparseness |") == 3
@@ -165,14 +165,14 @@ def _made_up(number):
     """One iteration of the ten estimators with made-up scores of seven explainers."""
     g = torch.Generator().manual_seed(number)
     places = [(test, mode) for test in ("ipt", "mpt") for mode in ("nr", "ar")]
-    books, names = {}, (*SIX, "input_x_gradient")
+    tables, names = {}, (*SIX, "input_x_gradient")
     for place, metric in enumerate(TABLE_3):
-        book = Book(
+        table = MetricScores(
             metric, f"category {place // 2}", Direction.HIGHER, checks=dict.fromkeys(names, Dependence(1.0))
         )
-        book.base = {test: torch.rand(7, 20, generator=g) for test in ("ipt", "mpt")}
-        book.scores = {where: torch.rand(1, 2, 7, 20, generator=g) for where in places}
-        books[metric] = book
+        table.unperturbed = {test: torch.rand(7, 20, generator=g) for test in ("ipt", "mpt")}
+        table.perturbed = {where: torch.rand(1, 2, 7, 20, generator=g) for where in places}
+        tables[metric] = table
     kept = {where: torch.ones(1, 2, 20, dtype=torch.bool) for where in places}
     amounts = dict.fromkeys(places, Amount(0.1))
-    return MetaEvaluation(books, kept, names, ("ipt", "mpt"), amounts, resamples=0, iterations=(number,))
+    return MetaEvaluation(tables, kept, names, ("ipt", "mpt"), amounts, resamples=0, iterations=(number,))

@@ -172,7 +172,7 @@ class Elimination:
     estimate: CostEstimate
     """What the scores of a map ask per sample."""
     admissible: tuple[int, ...] = ()
-    """The removal metrics that have a voice, known after the first look."""
+    """The removal metrics that are admissible, known after the first look."""
     samples: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     """Who could not be tried within the budget, and why."""
@@ -200,7 +200,7 @@ class Elimination:
 
     @property
     def admissible_labels(self) -> list[str]:
-        """The removal metrics that have a voice."""
+        """The removal metrics that are admissible."""
         return [label for i, label in enumerate(self.judges.removal) if i in self.admissible]
 
     @property

@@ -214,14 +214,14 @@ class Rules:
     criteria: tuple[str, ...]
     grid: Grid
     admissible: tuple[int, ...]
-    """Which of the removal metrics have a voice."""
+    """Which of the removal metrics are admissible."""
     controls: Mapping[str, Sequence[SampleScores]]
     """The draws of each control under the removal metrics."""
     noise: Mapping[str, Sequence[SampleScores]]
     """Those under the truth, of controls that are chance."""
 
     def removal_units(self, own: SampleScores, others: Sequence[SampleScores]) -> Tensor:
-        """Wins over the metrics that have a voice."""
+        """Wins over the metrics that are admissible."""
         return units(own.of(self.admissible), [other.of(self.admissible) for other in others], self.grid)
 
     def tests(self, entry: Entry) -> tuple[Test, ...]:

@@ -178,7 +178,7 @@ def plot_ranking(verdict: Verdict, ax: Axes | None = None) -> Axes:
     """Scores with their intervals, best on top and controls below; orange is not trusted."""
     places = [place for place in verdict.places if place.score == place.score]
     if not places:
-        raise InputError("there is no ranking to draw: no metric had a voice in this verdict")
+        raise InputError("there is no ranking to draw: no metric was admissible in this verdict")
     ax = axes(ax, height=1.0 + 0.32 * len(places))
     for row, place in enumerate(reversed(places)):
         colour = _colour(place)

@@ -152,8 +152,8 @@ def swap_reason(halves: Sequence[Test]) -> str:
 
 def _metrics(verdict: Verdict) -> Iterator[str]:
     for judge in verdict.judges:
-        if judge.decides and judge.silent:
-            yield f"{judge.metric} has no voice here: {judge.silent}."
+        if judge.decides and judge.inadmissible:
+            yield f"{judge.metric} is not admissible here: {judge.inadmissible}."
 
 
 def _doubts(verdict: Verdict) -> Iterator[str]:

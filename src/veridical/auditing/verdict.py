@@ -47,7 +47,7 @@ class Judge:
     """One metric of an audit: its line or kind, whether it decides, and what it can see here.
 
     `concordance` tells how well its scores follow damage that was planted on known maps, `reliability` is its
-    meta-consistency, a second opinion. `silent` says why it has no voice, and is empty for those that have.
+    meta-consistency, a second opinion. `inadmissible` says why it does not decide, and is empty otherwise.
     """
 
     metric: str
@@ -56,14 +56,14 @@ class Judge:
     concordance: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    silent: str = ""
+    inadmissible: str = ""
     reliability: float = math.nan
     dependence: float = math.nan
 
     @property
     def admissible(self) -> bool:
-        """Whether it has a voice in the verdict."""
-        return self.decides and not self.silent
+        """Whether it is admissible and counts in the verdict."""
+        return self.decides and not self.inadmissible
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Verdict:
 
     @property
     def deciding(self) -> tuple[Judge, ...]:
-        """The metrics that had a voice."""
+        """The admissible metrics, which decide."""
         return tuple(judge for judge in self.judges if judge.admissible)
 
     def __getitem__(self, explainer: str) -> Place:
@@ -339,14 +339,14 @@ class Ranking(tuple["Place", ...]):
 def plant(
     elimination: Elimination, effort: Effort, seed: int, progress: bool | None
 ) -> tuple[PlantedDamage | None, tuple[int, ...]]:
-    """Plant damage in the samples of the first look; what it said, and which removal metrics have a voice."""
+    """Plant damage in the samples of the first look; the result, and the admissible removal metrics."""
     metrics = elimination.judges.removal
     few = elimination.first_stage
     try:
         found = planted_damage(few, metrics, levels=effort.damage, seed=seed, progress=progress)
     except VeridicalError:
         return None, ()
-    return found, tuple(i for i, label in enumerate(metrics) if label in found.heard)
+    return found, tuple(i for i, label in enumerate(metrics) if label in found.admissible)
 
 
 def metric_roles(
@@ -356,21 +356,21 @@ def metric_roles(
     out = []
     for line, metrics in (("removal", judges.removal), ("truth", judges.truth)):
         for label in metrics:
-            voice = None if found is None else found.voices.get(label)
-            seen = (math.nan,) * 3 if voice is None or voice.unjudged else voice.mean()
-            silent = "" if line != "removal" else _silence(label, found)
-            out.append(Judge(label, line, True, *seen, silent, *_meta(label, reliability)))
+            damaged = None if found is None else found.metrics.get(label)
+            seen = (math.nan,) * 3 if damaged is None or damaged.untested else damaged.mean()
+            reason = "" if line != "removal" else _inadmissible(label, found)
+            out.append(Judge(label, line, True, *seen, reason, *_meta(label, reliability)))
     out += [Judge(label, kind, False) for label, (kind, _) in judges.describing.items()]
     return tuple(out)
 
 
-def _silence(label: str, found: PlantedDamage | None) -> str:
+def _inadmissible(label: str, found: PlantedDamage | None) -> str:
     if found is None:
         return "no damage could be planted here"
-    return found.silent.get(label) or found.unjudged.get(label, "")
+    return found.inadmissible.get(label) or found.untested.get(label, "")
 
 
 def _meta(label: str, reliability: MetaEvaluation | None) -> tuple[float, float]:
-    if reliability is None or label not in reliability.books:
+    if reliability is None or label not in reliability.scores:
         return math.nan, math.nan
-    return reliability[label, MEAN].mc, reliability.books[label].dependence.permuted
+    return reliability[label, MEAN].mc, reliability.scores[label].dependence.permuted

@@ -33,7 +33,7 @@ SCORES = "meta.safetensors"
 Explainers = Annotated[list[str] | None, typer.Option("--explainer", "-e", help="Repeat; at least two.")]
 Metrics = Annotated[list[str] | None, typer.Option("--metric", "-m", help="Repeat for several.")]
 Folder = Annotated[Path, typer.Option("--out", "-o", help="Where tables (.csv) and pictures (.png) go.")]
-Draws = Annotated[int, typer.Option("--draws", help="Perturbed worlds per iteration.", min=1)]
+Draws = Annotated[int, typer.Option("--draws", help="Perturbations per iteration.", min=1)]
 Iterations = Annotated[int, typer.Option("--iterations", help="Repeats, whose spread is reported.", min=1)]
 Tests = Annotated[
     list[str] | None, typer.Option("--test", help="ipt, mpt, combined; repeat. [default: ipt, mpt]")
@@ -73,7 +73,7 @@ def benchmark(
 
 @commands.command()
 @sources.on_a_task(samples=24)
-def voices(
+def damage(
     source: sources.Source,
     metric: Metrics = None,
     reference: Annotated[
@@ -82,21 +82,21 @@ def voices(
     folder: Folder = Path("meta"),
     seed: sources.Seed = 0,
 ) -> None:
-    """Which metrics can see damage here: known damage is planted on the maps of one reference method.
+    """Which metrics are admissible here: known damage is planted on the maps of one reference method.
 
-    Example: veridical meta voices -t digits -m pixel_flipping -m sparseness
+    Example: veridical meta damage -t digits -m pixel_flipping -m sparseness
     """
     chosen = source.load()
     found = vd.meta.planted_damage(chosen, metric or METRICS, reference=reference, seed=seed)
-    _tables(folder, voices=found.to_frame())
-    _picture(found.plot(), folder / "voices.png")
+    _tables(folder, damage=found.to_frame())
+    _picture(found.plot(), folder / "damage.png")
     table = Table(box=None)
-    for name in ("metric", "heard", "concordance", "interval", "why not"):
+    for name in ("metric", "admissible", "concordance", "interval", "why not"):
         table.add_column(name)
-    for label, voice in found.voices.items():
-        mean, low, high = voice.mean()
-        numbers = ("", "") if voice.unjudged else (f"{mean:.2f}", f"{low:.2f} to {high:.2f}")
-        table.add_row(escape(label), "yes" if voice.heard else "no", *numbers, escape(voice.reason))
+    for label, tested in found.metrics.items():
+        mean, low, high = tested.mean()
+        numbers = ("", "") if tested.untested else (f"{mean:.2f}", f"{low:.2f} to {high:.2f}")
+        table.add_row(escape(label), "yes" if tested.admissible else "no", *numbers, escape(tested.reason))
     out.print(table)
     out.print(f"damage on maps of {escape(found.reference)}, {found.cost}", soft_wrap=True)
     _say_where(folder)
@@ -182,8 +182,8 @@ def _show(result: vd.meta.MetaEvaluation) -> None:
         table.add_row(*(escape(v) if isinstance(v, str) else f"{v:.3f}" for v in row))
     out.print(table)
     out.print("dependence: share of scores that change with permuted maps; no MC counts without it")
-    for label, book in result.books.items():
-        for words in filter(None, (book.dependence.remark, result.why_no_value(label))):
+    for label, scores in result.scores.items():
+        for words in filter(None, (scores.dependence.remark, result.why_no_value(label))):
             out.print(f"{escape(label)}: {escape(words)}", soft_wrap=True)
     for failure in result.failures:
         out.print(

@@ -1,6 +1,6 @@
 """Meta-evaluation: which metric deserves to be believed, for this model and these explainers?"""
 
-from veridical.meta.admissible import PlantedDamage, Voice, planted_damage
+from veridical.meta.admissible import Admissibility, PlantedDamage, planted_damage
 from veridical.meta.consistency import Consistencies, consistencies, meta_consistency
 from veridical.meta.evaluate import meta_evaluate
 from veridical.meta.perturbations import calibrate
@@ -11,6 +11,7 @@ from veridical.meta.selection import by_category, search_settings
 
 __all__ = [
     "ENTRIES",
+    "Admissibility",
     "Consistencies",
     "Different",
     "MetaEvaluation",
@@ -18,7 +19,6 @@ __all__ = [
     "PredictionHolds",
     "Reliability",
     "Same",
-    "Voice",
     "by_category",
     "calibrate",
     "consistencies",

@@ -1,6 +1,6 @@
 """Which metrics are admissible here? Known damage is planted on the maps of one reference method.
 
-A metric may judge explainers on a task only if its scores fall as maps get worse there. Nobody needs to know
+A metric may rank explainers on a task only if its scores fall as maps get worse there. Nobody needs to know
 the true map for that: maps of a sound method, made worse step by step, come in a known order.
 """
 
@@ -77,7 +77,7 @@ def interval(values: Tensor, level: float) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class Voice:
+class Admissibility:
     """What one metric made of planted damage: `each` kind's concordance per sample, or why there is none."""
 
     metric: str
@@ -87,30 +87,30 @@ class Voice:
     """The scores (maps, N), higher is better, in the order of `PlantedDamage.steps`."""
     cost: Cost
     level: float = 0.95
-    unjudged: str = ""
+    untested: str = ""
     """Why damage cannot be planted for this metric, or nothing."""
 
     def mean(self, kind: str | None = None) -> tuple[float, float, float]:
         """Concordance and the ends of its interval, with one kind of damage or with all of them."""
-        if self.unjudged:
+        if self.untested:
             return math.nan, math.nan, math.nan
         parts = [self.each[kind]] if kind else list(self.each.values())
         return interval(torch.stack(parts).nanmean(0), self.level)
 
     @property
     def reason(self) -> str:
-        """Why the metric is not heard, or nothing."""
-        return self.silent or self.unjudged
+        """Why it is not admissible or was not tested, or nothing."""
+        return self.inadmissible or self.untested
 
     @property
-    def heard(self) -> bool:
+    def admissible(self) -> bool:
         """Whether the metric sees damage on this task."""
         return not self.reason
 
     @property
-    def silent(self) -> str:
-        """Why the metric must not speak here, or nothing."""
-        if self.unjudged:
+    def inadmissible(self) -> str:
+        """Why the metric is not admissible here, or nothing."""
+        if self.untested:
             return ""
         places = self.each[PERMUTED]
         known = int((~places.isnan()).sum())
@@ -124,19 +124,20 @@ class Voice:
             return f"it {PLACELESS}"
         for kind, what in ((PERMUTED, "permuted places"), (None, "damage")):
             mean, low, high = self.mean(kind)
-            told = f"concordance {mean:.2f}, {self.level:.0%} interval {low:.2f} to {high:.2f}"
+            figures = f"concordance {mean:.2f}, {self.level:.0%} interval {low:.2f} to {high:.2f}"
             if high < 0:
-                return f"it prefers maps with {what} ({told})"
+                return f"it prefers maps with {what} ({figures})"
             if not low > 0:
-                return f"it cannot tell {what} from chance ({told})"
+                return f"it cannot tell {what} from chance ({figures})"
         return ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlantedDamage:
-    """The voices of metrics by label; `heard`, `silent` and `unjudged`, `to_frame`, `plot`."""
+    """What metrics make of planted damage: `admissible`, `inadmissible`, `untested`, `to_frame`, `plot`."""
 
-    voices: Mapping[str, Voice]
+    metrics: Mapping[str, Admissibility]
+    """The result of each metric, by label."""
     reference: str
     """The method on whose maps damage was planted."""
     steps: tuple[tuple[str, float], ...]
@@ -147,57 +148,58 @@ class PlantedDamage:
     samples: int
 
     @property
-    def heard(self) -> list[str]:
+    def admissible(self) -> list[str]:
         """The metrics that see damage."""
-        return [label for label, voice in self.voices.items() if voice.heard]
+        return [label for label, metric in self.metrics.items() if metric.admissible]
 
     @property
-    def silent(self) -> dict[str, str]:
+    def inadmissible(self) -> dict[str, str]:
         """The metrics that do not, with the reason."""
-        return {label: voice.silent for label, voice in self.voices.items() if voice.silent}
+        return {label: metric.inadmissible for label, metric in self.metrics.items() if metric.inadmissible}
 
     @property
-    def unjudged(self) -> dict[str, str]:
+    def untested(self) -> dict[str, str]:
         """The metrics for which damage cannot be planted, with the reason."""
-        return {label: voice.unjudged for label, voice in self.voices.items() if voice.unjudged}
+        return {label: metric.untested for label, metric in self.metrics.items() if metric.untested}
 
     @property
     def cost(self) -> Cost:
         """Rows asked in all, for the reference maps and by every metric."""
-        return sum((voice.cost for voice in self.voices.values()), self.reference_cost)
+        return sum((metric.cost for metric in self.metrics.values()), self.reference_cost)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per metric: its concordance with all damage and each kind, intervals, and the reason."""
         import pandas as pd
 
         rows = []
-        for label, voice in self.voices.items():
-            row: dict[str, Any] = {"metric": label, "category": voice.category, "heard": voice.heard}
-            row |= dict(zip(("concordance", "low", "high"), voice.mean(), strict=True))
+        for label, metric in self.metrics.items():
+            row: dict[str, Any] = {"metric": label, "category": metric.category}
+            row["admissible"] = metric.admissible
+            row |= dict(zip(("concordance", "low", "high"), metric.mean(), strict=True))
             for kind in dict.fromkeys(kind for kind, _ in self.steps if kind != NONE):
-                mean, low, high = voice.mean(kind)
+                mean, low, high = metric.mean(kind)
                 row |= {kind: mean, f"{kind}_low": low, f"{kind}_high": high}
-            rows.append({**row, "rows": voice.cost.forward, "reason": voice.reason})
+            rows.append({**row, "rows": metric.cost.forward, "reason": metric.reason})
         return pd.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Concordance with permuted places and with all damage, one line per metric; grey ones are silent."""
-        from veridical.meta.plots import plot_voices
+        """Concordance with permuted places and with all damage, one line per metric; grey: inadmissible."""
+        from veridical.meta.plots import plot_damage
 
-        return plot_voices(self, ax)
+        return plot_damage(self, ax)
 
     def __repr__(self) -> str:
         head = (
-            f"PlantedDamage on {self.reference}: {len(self.heard)} of {len(self.voices)} metrics are heard; "
-            f"{len(self.steps)} maps of {self.samples} samples, {self.cost}"
+            f"PlantedDamage on {self.reference}: {len(self.admissible)} of {len(self.metrics)} metrics are "
+            f"admissible; {len(self.steps)} maps of {self.samples} samples, {self.cost}"
         )
-        shown = ["metric", "heard", "concordance", "low", "high", PERMUTED, "permuted_low", "reason"]
+        shown = ["metric", "admissible", "concordance", "low", "high", PERMUTED, "permuted_low", "reason"]
         left = self.samples - self.counted
         note = [f"left out: {left} samples whose reference map is constant or missing"] * bool(left)
         return "\n".join([head, self.to_frame()[shown].round(3).to_string(index=False), *note])
 
 
-METHOD = "it judges a method, which it asks for maps of its own; damage is planted on finished maps"
+METHOD = "it scores a method, which it asks for maps of its own; damage is planted on finished maps"
 
 
 def planted_damage(
@@ -211,23 +213,54 @@ def planted_damage(
     seed: int = 0,
     progress: bool | None = None,
 ) -> PlantedDamage:
-    """Tell which metrics see known damage on this task, and which are silent, with the reason.
+    """Tell which metrics are admissible on this task: their scores fall as maps are damaged.
 
-    The maps of `reference` (an explainer or finished maps; exact Shapley values where all subsets can be
-    asked, else occlusion) are damaged three ways: the values of a share of the features are permuted
-    (`levels`), the map is blended with noise (`blends`), it is negated. Each metric scores them all with the
-    same draws. Per sample, its concordance is Somers' D of score and damage: pairs of maps it orders rightly
-    less those it orders wrongly, over all pairs. A metric has a voice if the mean over samples has an
-    interval (at `level`) above 0, with all damage and with permuted places alone.
+    Maps of a reference method are damaged three ways: the values of a share of the features are permuted, the
+    map is blended with noise, it is negated. Each metric scores them all with the same draws. Per sample, its
+    concordance is Somers' D of score and damage: pairs of maps it orders rightly less those it orders
+    wrongly, over all pairs. A metric is admissible if the mean over samples has an interval above 0, with all
+    damage and with permuted places alone.
 
+    Parameters
+    ----------
+    task
+        The model and the samples.
+    metrics
+        Names, classes or objects, or a mapping of labels to them.
+    reference
+        The explainer whose maps are damaged, or finished maps; by default exact Shapley values where all
+        subsets can be evaluated, else occlusion.
+    levels, blends
+        The shares of features that are permuted, and of noise that is blended in; rising, in (0, 1].
+    level
+        The level of the intervals.
+    seed
+        The seed of every draw.
+    progress
+        Whether to show a progress bar; by default on terminals.
+
+    Returns
+    -------
+    PlantedDamage
+        One `Admissibility` per metric, with the reason for each that is not admissible.
+
+    Raises
+    ------
+    InputError
+        If there is no metric, or `levels`, `blends` or `level` are out of range.
+    NotApplicableError
+        If no reference is given and none of the default ones applies.
+
+    Examples
+    --------
     >>> import veridical as vd
     >>> task = vd.tasks.load("known/linear")[:24]
     >>> found = vd.meta.planted_damage(task, ["pixel_flipping", "sparseness", "gef"])
-    >>> found.heard, found.silent, list(found.unjudged)
+    >>> found.admissible, found.inadmissible, list(found.untested)
     (['pixel_flipping'], {'sparseness': 'it reads the values of a map, not their places'}, ['gef'])
     """
-    judges = labelled(metrics, as_metric)
-    if not judges:
+    metrics = labelled(metrics, as_metric)
+    if not metrics:
         raise InputError("give at least one metric to plant damage for")
     if not 0 < level < 1:
         raise InputError(f"level lies between 0 and 1, got {level}")
@@ -238,30 +271,30 @@ def planted_damage(
         chains = {kind: chain for kind, chain in chains.items() if len(chain) > 1}
         distinct = {kind: distinct_maps([steps[i] for i in chain]) for kind, chain in chains.items()}
         there = int((maps.spread & ~maps.missing).sum())
-        voices = {}
-        for label, judge in track(list(judges.items()), "planting damage", progress):
-            scores, cost, why = torch.empty(0, len(task)), Cost(), _why_not(judge, task)
+        tested = {}
+        for label, metric in track(list(metrics.items()), "planting damage", progress):
+            scores, cost, why = torch.empty(0, len(task)), Cost(), _inapplicable_reason(metric, task)
             if there < MIN_SAMPLES:
                 apart = f"the maps of {maps.explainer} tell features apart in {there} of {len(task)} samples"
                 why = f"{apart}, and it takes {MIN_SAMPLES}"
             if not why:
-                scores, cost, why = _scores(judge, task, steps, Key(seed))
+                scores, cost, why = _scores(metric, task, steps, Key(seed))
             ties = tolerance(task) * scores.abs().nan_to_num(0.0, 0.0, 0.0).amax(0) if not why else 0.0
             each = {
                 k: concordance(scores[chain], distinct[k], ties) for k, chain in chains.items() if not why
             }
-            voices[label] = Voice(label, judge.category, each, scores, cost, level, why)
-    told = tuple((step.kind, step.share) for step in steps)
-    return PlantedDamage(voices, maps.explainer, told, maps.cost, there, len(task))
+            tested[label] = Admissibility(label, metric.category, each, scores, cost, level, why)
+    applied = tuple((step.kind, step.share) for step in steps)
+    return PlantedDamage(tested, maps.explainer, applied, maps.cost, there, len(task))
 
 
-def _scores(judge: AnyMetric, task: Task, steps: Sequence[Step], key: Key) -> tuple[Tensor, Cost, str]:
+def _scores(metric: AnyMetric, task: Task, steps: Sequence[Step], key: Key) -> tuple[Tensor, Cost, str]:
     """The scores of every map (K, N), higher is better, their rows, and what went wrong."""
     found, cost = [], Cost()
-    assert isinstance(judge, Metric)
+    assert isinstance(metric, Metric)
     try:
         for step in steps:
-            scores = judge(task, step.maps, key)
+            scores = metric(task, step.maps, key)
             found.append(scores.utility.double())
             cost = cost + scores.cost
     except Exception as error:  # a metric that fails must not silence the others
@@ -269,5 +302,5 @@ def _scores(judge: AnyMetric, task: Task, steps: Sequence[Step], key: Key) -> tu
     return torch.stack(found), cost, ""
 
 
-def _why_not(judge: AnyMetric, task: Task) -> str:
-    return judge.why_not(task) or ("" if isinstance(judge, Metric) else METHOD)
+def _inapplicable_reason(metric: AnyMetric, task: Task) -> str:
+    return metric.why_not(task) or ("" if isinstance(metric, Metric) else METHOD)

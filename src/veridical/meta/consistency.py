@@ -1,7 +1,7 @@
 """The four consistencies of a metric: what its scores do under slight and under disruptive noise.
 
 Shapes throughout: L explainers, N samples, K draws, any batch in front. `base` (..., L, N) holds the scores
-of the unperturbed world, `perturbed` (..., K, L, N) those of K perturbed ones, `kept` (..., K, N) the
+of the unperturbed task, `perturbed` (..., K, L, N) those of K perturbed ones, `kept` (..., K, N) the
 samples that count: in noise resilience those whose prediction held, in adversary reactivity those whose did
 not.
 
@@ -147,7 +147,7 @@ def consistencies(
     """The four consistencies, mean over draws and explainers that have a value.
 
     `average_first` takes IEC as eq. 6 prints it: each sample's scores are averaged over the draws that kept
-    it before anything is compared; otherwise every draw is judged and the shares are averaged.
+    it before anything is compared; otherwise every draw is compared and the shares are averaged.
     """
     p_near, r_near = intra_consistency(base, near, kept_near)
     p_far, r_far = intra_consistency(base, far, kept_far)

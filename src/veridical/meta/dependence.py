@@ -120,20 +120,25 @@ def altered(explanation: Explanation, how: str, key: Key) -> Explanation:
 
 
 @dataclass(frozen=True)
-class Altered(Explainer):
-    """An explainer whose maps are permuted, or replaced by random ones, each by its own draw."""
+class StandIn(Explainer):
+    """An explainer in the place of another, whose name, settings and needs it shows to a metric."""
 
     inner: Explainer
-    """The explainer whose maps are altered."""
-    how: str = "permuted"
-    """"permuted" deals a map's values anew, anything else replaces them by random ones."""
-    name: ClassVar[str] = "altered"
+    """The explainer it stands for."""
 
     def __getattribute__(self, name: str) -> Any:
-        # to a metric it is the explainer it stands for, in all that is asked before it explains
         if name in FACTS:
             return getattr(object.__getattribute__(self, "inner"), name)
         return object.__getattribute__(self, name)
+
+
+@dataclass(frozen=True)
+class Altered(StandIn):
+    """An explainer whose maps are permuted, or replaced by random ones, each by its own draw."""
+
+    how: str = "permuted"
+    """"permuted" deals a map's values anew, anything else replaces them by random ones."""
+    name: ClassVar[str] = "altered"
 
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         return altered(self.inner(task, key), self.how, key / self.how)
@@ -141,8 +146,8 @@ class Altered(Explainer):
 
 FACTS = frozenset(
     """
-    name needs modalities stochastic control one_key draws_on rows_per_sample space_of why_not check
-    to_json prepared
+    name needs modalities stochastic control rows_per_sample why_not check to_json
+    _one_key _draws_on _space_of _prepared
     """.split()
 )
 

@@ -21,7 +21,7 @@ from veridical.jobs import Store, content_hash, resume
 from veridical.meta.consistency import MIN_SAMPLES
 from veridical.meta.perturbations import Strength, amounts, check_head, check_tests, plan
 from veridical.meta.result import MetaEvaluation, joined, packed, unpacked
-from veridical.meta.scoring import Visit
+from veridical.meta.scoring import ScoringRun
 from veridical.values.task import Task
 
 
@@ -51,21 +51,66 @@ def meta_evaluate(
 ) -> MetaEvaluation:
     """Measure how far each metric deserves to be believed on this task, for these explainers.
 
-    In every world of the plan (test x mode x iteration x draw) inputs ("ipt"), weights ("mpt") or both
-    ("combined") are perturbed, slightly (NR) or disruptively (AR), each explanation is made once, and every
-    metric scores it. `nr` and `ar` set the noise: "published", "calibrated" (what `ar` is by default), a
-    number, or a number per test. `epsilon` says what a changed prediction is in a regression. `published`
-    follows the published program where it departs from its paper, with its strengths.
-    A metric draws its own random numbers anew in every world, since what they contribute to a score is part
-    of how far it can be trusted; `same_draws` (for all metrics, or some labels) repeats them instead.
-    A world in which fewer than six samples count tells nothing; it is drawn again up to `redraws` times.
-    `iterations` is their number, or the numbers of those to visit, as range(2, 3): parts visited apart, in
-    other processes say, are put together by `vd.meta.joined`.
-    `after_iteration` is called with the result so far whenever an iteration is done.
-    With a `folder` every iteration is a job that is kept there, and the same call goes on after a run that
-    was ended; with an `executor` of `concurrent.futures` iterations run side by side. Counts are then those
-    of iterations on their own: each scores the unperturbed task itself.
+    Under every perturbation of the plan (test x mode x iteration x draw) inputs ("ipt"), weights ("mpt") or
+    both ("combined") are perturbed, slightly (NR) or disruptively (AR), each explanation is made once, and
+    every metric scores it. A metric draws its own random numbers anew under every perturbation, since what
+    they contribute to a score is part of how far it can be trusted.
 
+    Parameters
+    ----------
+    task
+        The model and the samples, some dozens of them.
+    metrics, explainers
+        Names, classes or objects, or mappings of labels to them; at least two explainers.
+    tests
+        "ipt" (inputs), "mpt" (weights) and "combined".
+    draws
+        Perturbations per iteration, test and mode.
+    iterations
+        Their number, or the numbers of those to score, as range(2, 3): parts scored apart, in other processes
+        say, are put together by `vd.meta.joined`.
+    seed
+        The seed of every draw.
+    nr, ar
+        The noise: "published", "calibrated" (the default of `ar`), a number, or a number per test.
+    epsilon
+        How far an output must move for a prediction of a regression to have changed.
+    average_first
+        Average the perturbed scores over draws before they are ranked: equation 6 as printed.
+    published
+        Follow the published program where it departs from its paper, with its strengths.
+    same_draws
+        Repeat a metric's own draws under every perturbation, for all metrics or for some labels.
+    redraws
+        How often a perturbation under which fewer than six samples count is drawn again.
+    resamples, level
+        Bootstrap resamples over samples, and the level of their intervals.
+    device
+        Where to compute; by default where the task is.
+    progress
+        Whether to show a progress bar; by default on terminals.
+    after_iteration
+        Called with the result so far whenever an iteration is done.
+    folder
+        Every iteration is a job that is kept here; the same call goes on after a run that was ended.
+    executor
+        An executor of `concurrent.futures` in which iterations run side by side. With it or a folder, counts
+        are those of iterations on their own: each scores the unperturbed task itself.
+
+    Returns
+    -------
+    MetaEvaluation
+        Meta-consistency by metric and test, with everything it was computed from.
+
+    Raises
+    ------
+    InputError
+        If metrics, explainers or samples are too few, or a setting is out of range.
+    NotApplicableError
+        If a test, a metric or an explainer does not apply to the task.
+
+    Examples
+    --------
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.randn(16, 4))
     >>> result = vd.meta.meta_evaluate(
@@ -75,14 +120,14 @@ def meta_evaluate(
     ['metric', 'category', 'test', 'iac_nr', 'iac_ar', 'iec_nr', 'iec_ar', 'mc']
     """
     task = task if device is None else task.to(device)
-    judges = labelled(metrics, as_metric)
-    methods = labelled(explainers, as_explainer)
-    if not judges:
+    metrics = labelled(metrics, as_metric)
+    explainers = labelled(explainers, as_explainer)
+    if not metrics:
         raise InputError("give at least one metric to meta-evaluate")
-    if len(methods) < 2:
+    if len(explainers) < 2:
         raise InputError(
-            f"meta-evaluation ranks explainers and needs at least two, got {len(methods)}: "
-            f"{', '.join(methods) or 'none'}"
+            f"meta-evaluation ranks explainers and needs at least two, got {len(explainers)}: "
+            f"{', '.join(explainers) or 'none'}"
         )
     if len(task) < MIN_SAMPLES:
         raise InputError(
@@ -100,23 +145,23 @@ def meta_evaluate(
         given = {"tests": tuple(tests), "draws": draws, "seed": seed, "nr": nr, "ar": ar, "epsilon": epsilon}
         given |= {"average_first": average_first, "published": published, "same_draws": same_draws}
         given |= {"redraws": redraws, "resamples": resamples, "level": level}
-        parts = [Iteration(task, judges, methods, number, given) for number in numbers]
+        parts = [Iteration(task, metrics, explainers, number, given) for number in numbers]
         return joined(kept_iterations(parts, folder, executor, progress))
     chosen = check_tests(tests, task)
-    fixed = _labels(same_draws, judges)
+    fixed = _labels(same_draws, metrics)
     check_head(task, epsilon)
-    for judge in judges.values():
-        judge.check(task)
-    for method in methods.values():
-        method.check(task)
+    for metric in metrics.values():
+        metric.check(task)
+    for explainer in explainers.values():
+        explainer.check(task)
     if ar is None:
         ar = "published" if published else "calibrated"
     noise, remarks = amounts(task, chosen, {"nr": nr, "ar": ar}, epsilon, seed)
-    worlds = plan(chosen, noise, numbers, draws)
-    visit = Visit(
+    perturbations = plan(chosen, noise, numbers, draws)
+    run = ScoringRun(
         task,
-        judges,
-        methods,
+        metrics,
+        explainers,
         chosen,
         Key(seed) / "meta",
         numbers,
@@ -129,28 +174,28 @@ def meta_evaluate(
     )
 
     def result(done: int) -> MetaEvaluation:
-        books, kept = visit.found(done)
+        scores, kept = run.found(done)
         return MetaEvaluation(
-            books=books,
+            scores=scores,
             kept=kept,
-            explainers=tuple(methods),
+            explainers=tuple(explainers),
             tests=chosen,
             amounts=noise,
-            remarks=tuple(remarks + visit.remarks),
-            failures=tuple(visit.failures),
-            shared=visit.shared,
-            shared_cost=visit.shared_cost,
+            remarks=tuple(remarks + run.remarks),
+            failures=tuple(run.failures),
+            explanations=run.explanations,
+            explanation_cost=run.explanation_cost,
             published=published,
             average_first=average_first,
             resamples=resamples,
             level=level,
             seed=seed,
-            interrupted=visit.interrupted,
+            interrupted=run.interrupted,
             iterations=numbers[:done],
         )
 
     tell = None if after_iteration is None else lambda done: after_iteration(result(done))
-    visit.run(worlds, progress, tell)
+    run.run(perturbations, progress, tell)
     return result(len(numbers))
 
 
@@ -176,7 +221,7 @@ class Iteration:
 
 
 def carry_out(part: Iteration) -> MetaEvaluation:
-    """Visit one iteration; an interrupted one is not kept."""
+    """Score one iteration; an interrupted one is not kept."""
     found = meta_evaluate(
         part.task, part.metrics, part.explainers, iterations=(part.number,), progress=False, **part.given
     )
@@ -222,11 +267,11 @@ def _numbers(iterations: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def _labels(given: bool | Sequence[str], judges: Mapping[str, Any]) -> frozenset[str]:
-    """The metrics whose own draws are the same in every world."""
+def _labels(given: bool | Sequence[str], metrics: Mapping[str, Any]) -> frozenset[str]:
+    """The metrics whose own draws are the same under every perturbation."""
     if isinstance(given, bool):
-        return frozenset(judges if given else ())
+        return frozenset(metrics if given else ())
     for label in (given,) if isinstance(given, str) else given:
-        if label not in judges:
-            raise unknown_name("metric of this evaluation", label, judges)
+        if label not in metrics:
+            raise unknown_name("metric of this evaluation", label, metrics)
     return frozenset((given,) if isinstance(given, str) else given)

@@ -37,7 +37,7 @@ class Amount:
 
 
 @dataclass(frozen=True)
-class World:
+class Perturbation:
     """One perturbation: its test, mode and iteration, and which of the draws of that iteration it is.
 
     `attempt` counts how often it was drawn before, because too few predictions did what they must.
@@ -51,7 +51,7 @@ class World:
     attempt: int = 0
 
     def key(self, root: Key) -> Key:
-        """The key of everything that is drawn for this world."""
+        """The key of everything that is drawn for it."""
         key = root / self.test / self.mode / self.iteration / self.draw
         return key / "again" / self.attempt if self.attempt else key
 
@@ -74,7 +74,7 @@ def perturbed(task: Task, amount: Amount, key: Key, published: bool = False) -> 
 
 
 def unperturbed(task: Task, test: Test) -> Task:
-    """What a test's worlds are compared with: where inputs move, tokens are seen at their embeddings."""
+    """What perturbed tasks are compared with: where inputs move, tokens are seen at their embeddings."""
     return task if test == "mpt" else movable(task)
 
 
@@ -83,10 +83,10 @@ def plan(
     amounts: dict[tuple[Test, Mode], Amount],
     iterations: int | Sequence[int],
     draws: int,
-) -> list[World]:
-    """All worlds, in the order they are visited: what is interrupted has whole iterations of every test."""
+) -> list[Perturbation]:
+    """All perturbations as they are scored: what is interrupted has whole iterations of every test."""
     return [
-        World(test, mode, iteration, draw, amounts[test, mode])
+        Perturbation(test, mode, iteration, draw, amounts[test, mode])
         for iteration in (range(iterations) if isinstance(iterations, int) else iterations)
         for draw in range(draws)
         for test in tests
@@ -190,14 +190,14 @@ def held(task: Task, outputs: Tensor, epsilon: float | None = None) -> Tensor:
     return (outputs.argmax(-1) == clean.argmax(-1)) & finite
 
 
-def answers(task: Task) -> Tensor:
+def outputs_of(task: Task) -> Tensor:
     """The outputs of a perturbed task, finite or not; counted to nobody, as a task's own outputs are."""
 
-    def ask() -> Tensor:
+    def compute() -> Tensor:
         with task.session():
             return task.predictor.chunk(task.inputs, task.side)
 
-    outputs: Tensor = task.uncounted(ask)
+    outputs: Tensor = task.uncounted(compute)
     return outputs
 
 
@@ -242,7 +242,7 @@ def share_changed_by(
     noise = Amount(inputs=amount) if test == "ipt" else Amount(weights=amount)
     # the same draws at every amount, so that the share rises smoothly with it
     shares = [
-        share_changed(held(task, answers(perturbed(task, noise, key / draw)), epsilon))
+        share_changed(held(task, outputs_of(perturbed(task, noise, key / draw)), epsilon))
         for draw in range(draws)
     ]
     return float(torch.stack(shares).mean())

@@ -45,7 +45,7 @@ def area_chart(result: MetaEvaluation, metric: str, ax: Axes | None = None) -> A
         ax.plot([*xs, xs[0]], [*ys, ys[0]], color=colour, linewidth=1)
     for name, x, y in CORNERS:
         ax.text(1.18 * x, 1.18 * y, name, ha="center", va="center", fontsize=7)
-    dependence = result.books[metric].dependence
+    dependence = result.scores[metric].dependence
     blind = ", blind" if dependence.blind else ""
     name, reads = metric.replace("_", " "), f"permuted maps change {dependence.permuted:.0%}{blind}"
     mc = result.mc(metric)
@@ -65,8 +65,8 @@ def area_charts(result: MetaEvaluation) -> Any:
     """One area chart per metric, one column per category (figure 7); gives the array of axes."""
 
     columns: dict[str, list[str]] = {}
-    for label, book in result.books.items():
-        columns.setdefault(book.category or "own", []).append(label)
+    for label, table in result.scores.items():
+        columns.setdefault(table.category or "own", []).append(label)
     height = max(map(len, columns.values()))
     _, grid = pyplot().subplots(
         height, len(columns), figsize=(2.3 * len(columns), 2.5 * height), squeeze=False, layout="constrained"
@@ -88,7 +88,7 @@ def scatter(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
     marks = dict(zip(("ipt", "mpt", "combined"), ("o", "s", "^"), strict=True))
     for place, label in enumerate(result.metrics):
         colour = colours[place]
-        share = result.books[label].dependence.permuted
+        share = result.scores[label].dependence.permuted
         for test in result.tests:
             iac_nr, iac_ar, iec_nr, iec_ar = result[label, test].vector.tolist()
             name = f"{label} (permuted maps change {share:.0%})" if test == result.tests[0] else None
@@ -123,7 +123,7 @@ def plot_settings(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
     ax = axes(ax, height=1.0 + 0.35 * len(result.metrics))
     frame = result.to_frame()
     frame = frame[frame["test"] == "mean"].sort_values("mc")
-    colours = ["0.75" if result.books[label].dependence.blind else COLOURS[0] for label in frame["metric"]]
+    colours = ["0.75" if result.scores[label].dependence.blind else COLOURS[0] for label in frame["metric"]]
     names = with_share(list(frame["metric"]), frame)
     ax.barh(names, frame["mc"], xerr=frame["mc_std"], color=colours, height=0.6)
     ax.set_xlim(0, 1)
@@ -132,19 +132,19 @@ def plot_settings(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def plot_voices(found: PlantedDamage, ax: Axes | None = None) -> Axes:
-    """Each metric's concordance with planted damage, with its interval; grey ones are silent."""
-    judged = [(label, voice) for label, voice in found.voices.items() if not voice.unjudged]
-    ax = axes(ax, 6.0, 1.2 + 0.35 * len(judged))
+def plot_damage(found: PlantedDamage, ax: Axes | None = None) -> Axes:
+    """Each metric's concordance with planted damage, with its interval; grey ones are not admissible."""
+    tested = [(label, metric) for label, metric in found.metrics.items() if not metric.untested]
+    ax = axes(ax, 6.0, 1.2 + 0.35 * len(tested))
     ax.axvline(0, color="0.7", linewidth=0.8)
-    for place, (_, voice) in enumerate(reversed(judged)):
+    for place, (_, metric) in enumerate(reversed(tested)):
         for kind, shift, mark in ((None, 0.12, "o"), (PERMUTED, -0.12, "s")):
-            mean, low, high = voice.mean(kind)
-            colour = COLOURS[kind is not None] if voice.heard else "0.7"
+            mean, low, high = metric.mean(kind)
+            colour = COLOURS[kind is not None] if metric.admissible else "0.7"
             ax.plot([low, high], [place + shift] * 2, color=colour, linewidth=1)
             ax.plot(mean, place + shift, mark, color=colour, markersize=4)
-    ax.set_yticks(range(len(judged)), [label for label, _ in reversed(judged)])
+    ax.set_yticks(range(len(tested)), [label for label, _ in reversed(tested)])
     ax.set_xlim(-1.05, 1.05)
     ax.set_xlabel(f"concordance with damage planted on {found.reference}, {found.counted} samples")
-    ax.set_title("circle: all damage, square: permuted places, grey: silent", fontsize=8)
+    ax.set_title("circle: all damage, square: permuted places, grey: not admissible", fontsize=8)
     return ax

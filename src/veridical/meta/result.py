@@ -42,23 +42,15 @@ MEAN = "mean"
 """The name of the row that averages IPT and MPT."""
 
 
-@dataclass
-class Tally:
-    """Explanations made and shared by all metrics: calls, and samples explained in them."""
-
-    calls: int = 0
-    samples: int = 0
-
-
 @dataclass(eq=False)
-class Book:
-    """One metric's scores: `base` (L, N) per test, `scores` (iterations, draws, L, N) per test and mode."""
+class MetricScores:
+    """One metric's scores: `unperturbed` (L, N) by test, `perturbed` (iterations, draws, L, N) by mode."""
 
     metric: str
     category: str
     direction: Direction
-    base: dict[Test, Tensor] = field(default_factory=dict)
-    scores: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
+    unperturbed: dict[Test, Tensor] = field(default_factory=dict)
+    perturbed: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
     checks: dict[str, Dependence] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
@@ -122,17 +114,18 @@ class Reliability:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MetaEvaluation:
-    """Meta-scores by (metric, test); `to_frame`, `compare`, `plot`, and the raw scores in `books`."""
+    """Meta-scores by (metric, test); `to_frame`, `compare`, `plot`, and the raw `scores` of each metric."""
 
-    books: Mapping[str, Book]
+    scores: Mapping[str, MetricScores]
     kept: Mapping[tuple[Test, Mode], Tensor]
     explainers: tuple[str, ...]
     tests: tuple[Test, ...]
     amounts: Mapping[tuple[Test, Mode], Amount]
     remarks: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
-    shared: Tally = field(default_factory=Tally)
-    shared_cost: Cost = field(default_factory=Cost)
+    explanations: int = 0
+    """How many explanations were made, each for all metrics."""
+    explanation_cost: Cost = field(default_factory=Cost)
     published: bool = False
     average_first: bool = False
     resamples: int = 200
@@ -144,7 +137,7 @@ class MetaEvaluation:
     @property
     def metrics(self) -> list[str]:
         """The labels of the metrics that were scored."""
-        return list(self.books)
+        return list(self.scores)
 
     @property
     def averaged(self) -> tuple[Test, ...]:
@@ -153,14 +146,14 @@ class MetaEvaluation:
 
     def __getitem__(self, place: tuple[str, str]) -> Reliability:
         metric, test = place
-        if metric not in self.books:
-            raise unknown_name("meta-evaluated metric", metric, self.books)
+        if metric not in self.scores:
+            raise unknown_name("meta-evaluated metric", metric, self.scores)
         if test not in (*self.tests, MEAN):
             raise unknown_name("test of this result", test, (*self.tests, MEAN))
         return self._reliabilities[metric, test]
 
     def mc(self, metric: str, test: str = MEAN) -> float:
-        """The meta-consistency of a metric; read it beside `books[metric].dependence`."""
+        """The meta-consistency of a metric; read it beside `scores[metric].dependence`."""
         return self[metric, test].mc
 
     @cached_property
@@ -171,9 +164,9 @@ class MetaEvaluation:
     @cached_property
     def _reliabilities(self) -> dict[tuple[str, str], Reliability]:
         found: dict[tuple[str, str], Reliability] = {}
-        for label, book in self.books.items():
+        for label, table in self.scores.items():
             for test in self.tests:
-                found[label, test] = self._reliability(book, test)
+                found[label, test] = self._reliability(table, test)
             parts = [found[label, test] for test in self.averaged]
             found[label, MEAN] = Reliability(
                 torch.stack([p.vectors for p in parts]).mean(0),
@@ -184,12 +177,11 @@ class MetaEvaluation:
             )
         return found
 
-    def _reliability(self, book: Book, test: Test) -> Reliability:
-        base = book.base[test]
-        near, far = (book.scores[test, mode] for mode in MODES)
+    def _reliability(self, table: MetricScores, test: Test) -> Reliability:
+        near, far = (table.perturbed[test, mode] for mode in MODES)
         kept_near, kept_far = (self.kept[test, mode] for mode in MODES)
         rules: dict[str, Any] = {"published": self.published, "average_first": self.average_first}
-        given = (base, near, far, kept_near, kept_far, book.direction)
+        given = (table.unperturbed[test], near, far, kept_near, kept_far, table.direction)
         found: Consistencies = consistencies(*given, **rules)
         resampled = torch.empty(0, 4, dtype=torch.float64)
         if self.resamples:
@@ -199,14 +191,18 @@ class MetaEvaluation:
             torch.stack([found.effect_nr, found.effect_ar], -1),
             resampled,
             (float(kept_near.double().mean()), float(kept_far.double().mean())),
-            tuple(self._undefined(book, test)),
+            tuple(self._undefined(table, test)),
         )
 
     def why_no_value(self, metric: str, test: str = MEAN) -> str:
         """Why a metric has no meta-consistency here, in words; nothing where it has one."""
         if not math.isnan(self.mc(metric, test)):
             return ""
-        return "; ".join(self._reasons(metric, test)) or "; ".join(self.remarks) or "no world was visited"
+        return (
+            "; ".join(self._reasons(metric, test))
+            or "; ".join(self.remarks)
+            or "no perturbed model was scored"
+        )
 
     def _reasons(self, metric: str, test: str) -> list[str]:
         """What limits the values of a metric under a test: samples that did not count, scores undefined."""
@@ -223,12 +219,12 @@ class MetaEvaluation:
                 where = f"in {few} of {total} draws"
                 yield f"{test} {mode}: fewer than {MIN_SAMPLES} predictions {what} {where}; {rest}"
 
-    def _undefined(self, book: Book, test: Test) -> Iterable[str]:
+    def _undefined(self, table: MetricScores, test: Test) -> Iterable[str]:
         for mode in MODES:
-            scores, kept = book.scores[test, mode], self.kept[test, mode]
+            scores, kept = table.perturbed[test, mode], self.kept[test, mode]
             enough = kept & (kept.sum(-1, keepdim=True) >= MIN_SAMPLES)
             counted = enough.unsqueeze(-2).expand_as(scores)
-            missing = (scores.isnan() | book.base[test].isnan()) & counted
+            missing = (scores.isnan() | table.unperturbed[test].isnan()) & counted
             if bool(missing.any()):
                 part = float(missing.sum() / counted.sum())
                 yield f"{test} {mode}: {part:.1%} of the kept scores are undefined"
@@ -245,18 +241,18 @@ class MetaEvaluation:
         import pandas as pd
 
         rows = []
-        for label, book in self.books.items():
+        for label, table in self.scores.items():
             for test in (*self.tests, MEAN):
                 found = self[label, test]
                 numbers = torch.cat([found.vector, meta_consistency(found.vector)[None]])
                 low, high = found.interval(self.level)
                 names = (*ENTRIES, "mc")
                 effects = found.effects.nanmean(0)
-                flags = [*self._reasons(label, test), book.dependence.remark]
+                flags = [*self._reasons(label, test), table.dependence.remark]
                 rows.append(
                     {
                         "metric": label,
-                        "category": book.category,
+                        "category": table.category,
                         "test": test,
                         **_named(names, "", numbers),
                         **_named(names, "_std", found.spread),
@@ -266,7 +262,7 @@ class MetaEvaluation:
                         "effect_ar": float(effects[1]),
                         "kept_nr": found.kept[0],
                         "kept_ar": found.kept[1],
-                        "dependence": book.dependence.permuted,
+                        "dependence": table.dependence.permuted,
                         "flags": "; ".join(flag for flag in flags if flag),
                     }
                 )
@@ -281,10 +277,10 @@ class MetaEvaluation:
 
         if not self.resamples:
             raise InputError("comparisons rest on resamples; meta-evaluate with resamples=200, say")
-        if len(self.books) < 2:
-            raise InputError(f"a comparison needs two metrics, this result has {len(self.books)}")
+        if len(self.scores) < 2:
+            raise InputError(f"a comparison needs two metrics, this result has {len(self.scores)}")
         rows = []
-        for a, b in combinations(self.books, 2):
+        for a, b in combinations(self.scores, 2):
             first, second = self[a, test], self[b, test]
             apart = meta_consistency(first.resampled) - meta_consistency(second.resampled)
             difference, spread = first.mc - second.mc, float(apart.std())
@@ -309,16 +305,16 @@ class MetaEvaluation:
         if len(explainers) < 2:
             raise InputError(f"at least two explainers, got {', '.join(explainers) or 'none'}")
         index = torch.tensor([self.explainers.index(name) for name in explainers])
-        books = {
+        scores = {
             label: replace(
-                book,
-                base={t: scores[index] for t, scores in book.base.items()},
-                scores={p: scores[..., index, :] for p, scores in book.scores.items()},
-                checks={who: book.checks[who] for who in explainers if who in book.checks},
+                table,
+                unperturbed={t: each[index] for t, each in table.unperturbed.items()},
+                perturbed={p: each[..., index, :] for p, each in table.perturbed.items()},
+                checks={who: table.checks[who] for who in explainers if who in table.checks},
             )
-            for label, book in self.books.items()
+            for label, table in self.scores.items()
         }
-        return replace(self, books=books, explainers=tuple(explainers))
+        return replace(self, scores=scores, explainers=tuple(explainers))
 
     def save(self, path: str | Path) -> Path:
         """Write all scores to one safetensors file; `vd.meta.load` reads it."""
@@ -344,11 +340,11 @@ class MetaEvaluation:
         iterations, draws = next(iter(self.kept.values())).shape[:2]
         rule = "published program" if self.published else "paper"
         head = (
-            f"MetaEvaluation ({rule}): {len(self.books)} metrics, {len(self.explainers)} explainers, "
+            f"MetaEvaluation ({rule}): {len(self.scores)} metrics, {len(self.explainers)} explainers, "
             f"{samples} samples, {iterations} iterations x {draws} draws; dependence = share of scores that "
             "permuted maps change"
         )
-        body = self.to_frame()[list(columns)].round(3).to_string(index=False) if self.books else "(none)"
+        body = self.to_frame()[list(columns)].round(3).to_string(index=False) if self.scores else "(none)"
         return "\n".join([head, body, *self._notes()])
 
     def _notes(self) -> Iterable[str]:
@@ -356,12 +352,12 @@ class MetaEvaluation:
             kept = float(self.kept[test, mode].double().mean())
             yield f"{test} {mode}: {amount}, {kept:.0%} of samples kept"
         yield from (few for test in self.tests for few in self._too_few(test))
-        yield f"explanations: {self.shared.calls}, each for all metrics"
-        for label, book in self.books.items():
+        yield f"explanations: {self.explanations}, each for all metrics"
+        for label, table in self.scores.items():
             reasons = {reason: None for t in self.tests for reason in self[label, t].reasons}
-            remark = book.dependence.remark
+            remark = table.dependence.remark
             if remark:
-                share = f"{book.dependence.permuted:.0%} of its scores change with permuted maps"
+                share = f"{table.dependence.permuted:.0%} of its scores change with permuted maps"
                 reasons = {f"{remark} ({share})": None} | reasons
             if reasons:
                 yield f"{label}: {'; '.join(reasons)}"
@@ -369,7 +365,7 @@ class MetaEvaluation:
         for failure in self.failures:
             yield f"{failure.metric} failed: {failure.message}"
         if self.interrupted:
-            yield "interrupted: not all worlds were visited"
+            yield "interrupted: not all perturbed models were scored"
 
     def _repr_html_(self) -> str:
         from veridical.plots import html_summary
@@ -391,7 +387,7 @@ def _named(names: Sequence[str], suffix: str, values: Tensor) -> dict[str, float
 
 KIND = "meta-evaluation"
 PLAIN = ("explainers", "tests", "remarks", "iterations")
-FLAGS = ("published", "average_first", "resamples", "level", "seed", "interrupted")
+FLAGS = ("explanations", "published", "average_first", "resamples", "level", "seed", "interrupted")
 
 
 def load(path: str | Path) -> MetaEvaluation:
@@ -402,26 +398,25 @@ def load(path: str | Path) -> MetaEvaluation:
 def packed(result: MetaEvaluation) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a result by name, and the rest as plain data."""
     tensors = {f"kept/{test}/{mode}": kept for (test, mode), kept in result.kept.items()}
-    books = []
-    for place, (label, book) in enumerate(result.books.items()):
-        tensors |= {f"{place}/base/{test}": scores for test, scores in book.base.items()}
-        tensors |= {f"{place}/{test}/{mode}": scores for (test, mode), scores in book.scores.items()}
-        books.append(
+    metrics = []
+    for place, (label, table) in enumerate(result.scores.items()):
+        tensors |= {f"{place}/unperturbed/{test}": scores for test, scores in table.unperturbed.items()}
+        tensors |= {f"{place}/{test}/{mode}": scores for (test, mode), scores in table.perturbed.items()}
+        metrics.append(
             {
                 "label": label,
-                "metric": book.metric,
-                "category": book.category,
-                "direction": str(book.direction),
-                "checks": {who: asdict(check) for who, check in book.checks.items()},
-                "cost": asdict(book.cost),
+                "metric": table.metric,
+                "category": table.category,
+                "direction": str(table.direction),
+                "checks": {who: asdict(check) for who, check in table.checks.items()},
+                "cost": asdict(table.cost),
             }
         )
     header: dict[str, Any] = {
-        "books": books,
+        "metrics": metrics,
         "amounts": [[*place, asdict(amount)] for place, amount in result.amounts.items()],
         "failures": [asdict(failure) for failure in result.failures],
-        "shared": asdict(result.shared),
-        "shared_cost": asdict(result.shared_cost),
+        "explanation_cost": asdict(result.explanation_cost),
     }
     header |= {name: list(getattr(result, name)) for name in PLAIN}
     header |= {name: getattr(result, name) for name in FLAGS}
@@ -431,13 +426,13 @@ def packed(result: MetaEvaluation) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluation:
     """The result of which `packed` made these."""
     places = [(test, mode) for test, mode, _ in header["amounts"]]
-    books = {}
-    for place, about in enumerate(header["books"]):
-        books[about["label"]] = Book(
+    scores = {}
+    for place, about in enumerate(header["metrics"]):
+        scores[about["label"]] = MetricScores(
             about["metric"],
             about["category"],
             Direction(about["direction"]),
-            {test: tensors[f"{place}/base/{test}"] for test in header["tests"]},
+            {test: tensors[f"{place}/unperturbed/{test}"] for test in header["tests"]},
             {(test, mode): tensors[f"{place}/{test}/{mode}"] for test, mode in places},
             {who: Dependence(**check) for who, check in about["checks"].items()},
             Cost(**about["cost"]),
@@ -445,12 +440,11 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
     plain: dict[str, Any] = {name: tuple(header[name]) for name in PLAIN}
     flags: dict[str, Any] = {name: header[name] for name in FLAGS}
     return MetaEvaluation(
-        books,
+        scores,
         {(test, mode): tensors[f"kept/{test}/{mode}"] for test, mode in places},
         amounts={(test, mode): Amount(**amount) for test, mode, amount in header["amounts"]},
         failures=tuple(Failure(**failure) for failure in header["failures"]),
-        shared=Tally(**header["shared"]),
-        shared_cost=Cost(**header["shared_cost"]),
+        explanation_cost=Cost(**header["explanation_cost"]),
         **plain,
         **flags,
     )
@@ -459,7 +453,7 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
 def joined(results: Sequence[MetaEvaluation]) -> MetaEvaluation:
     """One result of several that differ in their iterations only, in the order of those.
 
-    Counts are sums: each part made the explanations of its own unperturbed world. A metric that failed in
+    Counts are sums: each part made the explanations of its own unperturbed task. A metric that failed in
     one part is left out of the whole.
     """
     if not results:
@@ -475,34 +469,34 @@ def joined(results: Sequence[MetaEvaluation]) -> MetaEvaluation:
     numbers = [number for part in parts for number in part.iterations]
     if len(set(numbers)) != len(numbers):
         raise InputError(f"an iteration is in two of the results to join: {numbers}")
-    labels = [label for label in first.books if all(label in part.books for part in parts)]
+    labels = [label for label in first.scores if all(label in part.scores for part in parts)]
     return replace(
         first,
-        books={label: _joined_book([part.books[label] for part in parts]) for label in labels},
+        scores={label: _joined([part.scores[label] for part in parts]) for label in labels},
         kept={place: torch.cat([part.kept[place] for part in parts]) for place in first.kept},
         iterations=tuple(numbers),
         remarks=tuple(dict.fromkeys(remark for part in parts for remark in part.remarks)),
         failures=tuple(failure for part in parts for failure in part.failures),
-        shared=Tally(sum(p.shared.calls for p in parts), sum(p.shared.samples for p in parts)),
-        shared_cost=sum((part.shared_cost for part in parts), Cost()),
+        explanations=sum(part.explanations for part in parts),
+        explanation_cost=sum((part.explanation_cost for part in parts), Cost()),
         interrupted=any(part.interrupted for part in parts),
     )
 
 
-def _joined_book(books: list[Book]) -> Book:
-    """One book of all iterations, beside the unperturbed scores of the first.
+def _joined(parts: list[MetricScores]) -> MetricScores:
+    """One metric's scores of all iterations, beside the unperturbed scores of the first.
 
     Another process may have got those with other last bits. What equals them there equals them here: a score
     that no noise can change must not look changed.
     """
-    first = books[0]
+    first = parts[0]
 
-    def scores(book: Book, test: Test, mode: Mode) -> Tensor:
-        found, own = book.scores[test, mode], book.base[test]
-        return torch.where(found == own, first.base[test], found)
+    def scores(table: MetricScores, test: Test, mode: Mode) -> Tensor:
+        found, own = table.perturbed[test, mode], table.unperturbed[test]
+        return torch.where(found == own, first.unperturbed[test], found)
 
     return replace(
         first,
-        scores={place: torch.cat([scores(book, *place) for book in books]) for place in first.scores},
-        cost=sum((book.cost for book in books), Cost()),
+        perturbed={place: torch.cat([scores(part, *place) for part in parts]) for place in first.perturbed},
+        cost=sum((part.cost for part in parts), Cost()),
     )

@@ -17,7 +17,7 @@ from veridical.values.scores import Direction
 from veridical.values.task import Task
 
 UNPERTURBED = "unperturbed"
-"""The purpose that keys of the unperturbed world carry."""
+"""The purpose that keys of the unperturbed task carry."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Different(Metric):
     name: ClassVar[str] = "different"
     category: ClassVar[str] = "sanity"
     direction: ClassVar[Direction] = Direction.HIGHER
-    summary: ClassVar[str] = "sanity estimator: other scores in every perturbed world"
+    summary: ClassVar[str] = "sanity estimator: other scores under every perturbation"
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         who = context.key / explanation.explainer

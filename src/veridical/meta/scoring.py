@@ -1,4 +1,4 @@
-"""Visiting every world once: each explanation is made once there and serves all metrics."""
+"""Scoring under every perturbation: each explanation is made once there and serves all metrics."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.metrics import FFid, Fidelity
 from veridical.meta.consistency import MIN_SAMPLES
 from veridical.meta.dependence import (
-    FACTS,
     NEGLIGIBLE,
     Altered,
+    StandIn,
     altered,
     dependence,
     reach,
     share_of_changes,
 )
-from veridical.meta.perturbations import Mode, Test, World, answers, held, unperturbed
-from veridical.meta.result import Book, Tally
+from veridical.meta.perturbations import Mode, Perturbation, Test, held, outputs_of, unperturbed
+from veridical.meta.result import MetricScores
 from veridical.meta.sanity import UNPERTURBED
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.models.cost import Cost
@@ -47,16 +47,16 @@ def settled(metric: AnyMetric, task: Task) -> AnyMetric:
     return metric
 
 
-def carry(metric: AnyMetric, clean: Task, world: Task, perturb: Callable[[Task], Task]) -> None:
-    """Let the world know the metric's fine-tuned model as the same noise leaves it."""
+def share_finetuned(metric: AnyMetric, clean: Task, perturbed: Task, perturb: Callable[[Task], Task]) -> None:
+    """Give a perturbed task the metric's fine-tuned model under the same noise."""
     artefact: Any = metric.finetuned if isinstance(metric, Fidelity) else None
     if not isinstance(artefact, Finetuned):
         return
     digest = artefact.header["weights"]
-    world.cached("weights digest", lambda: digest)
+    perturbed.cached("weights digest", lambda: digest)
     copy = artefact.on(clean)
-    if world.inputs.dtype == clean.inputs.dtype or _misses_zeros(copy):
-        world.cached(f"finetuned {artefact.path}", lambda: perturb(copy))
+    if perturbed.inputs.dtype == clean.inputs.dtype or _misses_zeros(copy):
+        perturbed.cached(f"finetuned {artefact.path}", lambda: perturb(copy))
 
 
 def _misses_zeros(copy: Task) -> bool:
@@ -68,40 +68,32 @@ def _misses_zeros(copy: Task) -> bool:
 
 
 @dataclass(frozen=True)
-class Recalled(Explainer):
-    """An explainer that answers with a finished explanation where it is asked about one world as it stands.
+class Recalled(StandIn):
+    """An explainer that gives a finished explanation for one task, exactly as it stands.
 
     Elsewhere (a neighbouring input, other weights, another class) it explains as ever.
     """
 
-    inner: Explainer
-    """The explainer that answers elsewhere."""
     kept: Explanation
     """The finished explanation."""
-    world: Task
+    of: Task
     """The task that is answered with it."""
     name: ClassVar[str] = "recalled"
 
-    def __getattribute__(self, name: str) -> Any:
-        # to a metric it is the explainer it stands for, in all that is asked before it explains
-        if name in FACTS:
-            return getattr(object.__getattribute__(self, "inner"), name)
-        return object.__getattribute__(self, name)
-
     def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
         same = (
-            task.predictor.weights is self.world.predictor.weights
-            and task.predictor.wraps == self.world.predictor.wraps
-            and torch.equal(task.ids, self.world.ids)
-            and torch.equal(task.targets, self.world.targets)
-            and torch.equal(task.inputs, self.world.inputs)
+            task.predictor.weights is self.of.predictor.weights
+            and task.predictor.wraps == self.of.predictor.wraps
+            and torch.equal(task.ids, self.of.ids)
+            and torch.equal(task.targets, self.of.targets)
+            and torch.equal(task.inputs, self.of.inputs)
         )
         return self.kept if same else self.inner(task, key)
 
 
 @dataclass(eq=False)
-class Visit:
-    """The state of one meta-evaluation while worlds are visited."""
+class ScoringRun:
+    """The state of one meta-evaluation while its perturbations are scored."""
 
     task: Task
     metrics: dict[str, AnyMetric]
@@ -114,13 +106,13 @@ class Visit:
     epsilon: float | None = None
     fixed: frozenset[str] = frozenset()
     redraws: int = 0
-    all_worlds: bool = False
-    """Whether worlds in which too few samples count are scored all the same."""
+    score_all: bool = False
+    """Whether perturbations in which too few samples count are scored all the same."""
     drawn_again: dict[tuple[Test, Mode], int] = field(default_factory=dict)
-    books: dict[str, Book] = field(default_factory=dict)
+    scores: dict[str, MetricScores] = field(default_factory=dict)
     kept: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
-    shared: Tally = field(default_factory=Tally)
-    shared_cost: Cost = field(default_factory=Cost)
+    explanations: int = 0
+    explanation_cost: Cost = field(default_factory=Cost)
     failures: list[Failure] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -129,58 +121,61 @@ class Visit:
     to_reach: dict[str, tuple[str, str, Tensor, Tensor]] = field(default_factory=dict)
 
     def run(
-        self, worlds: list[World], progress: bool | None, after_iteration: Callable[[int], None] | None = None
+        self,
+        perturbations: list[Perturbation],
+        progress: bool | None,
+        after_iteration: Callable[[int], None] | None = None,
     ) -> None:
-        """Score the unperturbed world, then every perturbed one, an iteration after the other."""
-        self._open(worlds)
-        last = {world.iteration: place for place, world in enumerate(worlds)}
+        """Score the unperturbed task, then every perturbed one, an iteration after the other."""
+        self._open(perturbations)
+        last = {each.iteration: place for place, each in enumerate(perturbations)}
         ends = {place: row for row, place in enumerate(last.values(), 1)}
         try:
             for base, tests in self._distinct_bases():
                 self._score_base(base, tests)
-            for place, world in enumerate(track(worlds, "meta-evaluating", progress)):
-                self._score_world(world)
+            for place, each in enumerate(track(perturbations, "meta-evaluating", progress)):
+                self._score_perturbed(each)
                 if after_iteration is not None and place in ends:
                     after_iteration(ends[place])
         except KeyboardInterrupt:
             self.interrupted = True
-            warnings.warn("interrupted; the finished worlds are kept", VeridicalWarning, stacklevel=3)
+            warnings.warn("interrupted; the finished perturbations are kept", VeridicalWarning, stacklevel=3)
 
-    def found(self, iterations: int) -> tuple[dict[str, Book], dict[tuple[Test, Mode], Tensor]]:
-        """The books and the kept samples of the first iterations, on the CPU."""
-        books = {
+    def found(self, iterations: int) -> tuple[dict[str, MetricScores], dict[tuple[Test, Mode], Tensor]]:
+        """The scores and the kept samples of the first iterations, on the CPU."""
+        scores = {
             label: replace(
-                book,
-                base={test: scores.cpu() for test, scores in book.base.items()},
-                scores={place: scores[:iterations].cpu() for place, scores in book.scores.items()},
+                table,
+                unperturbed={test: each.cpu() for test, each in table.unperturbed.items()},
+                perturbed={place: each[:iterations].cpu() for place, each in table.perturbed.items()},
             )
-            for label, book in self.books.items()
+            for label, table in self.scores.items()
         }
-        return books, {place: kept[:iterations].cpu() for place, kept in self.kept.items()}
+        return scores, {place: kept[:iterations].cpu() for place, kept in self.kept.items()}
 
     @property
     def remarks(self) -> list[str]:
-        """What is to be said of the worlds as they came out."""
+        """What a reader must know of the perturbations as they came out."""
         again = [f"{t} {m}: {n} draws without enough samples" for (t, m), n in self.drawn_again.items() if n]
         return [*self.broken, *(f"{words} were drawn again" for words in again)]
 
-    def _open(self, worlds: list[World]) -> None:
+    def _open(self, perturbations: list[Perturbation]) -> None:
         samples, device = len(self.task), self.task.device
         runs = (len(self.iterations), self.draws)
         shape = (*runs, len(self.explainers), samples)
-        places = dict.fromkeys((world.test, world.mode) for world in worlds)
+        places = dict.fromkeys((each.test, each.mode) for each in perturbations)
         self.kept = {p: torch.zeros((*runs, samples), dtype=torch.bool, device=device) for p in places}
         self.bases = {test: unperturbed(self.task, test) for test in self.tests}
         for base in self.bases.values():
             # what was calibrated on tokens holds at their embeddings
             base.calibrate_like(self.task)
         for label, metric in list(self.metrics.items()):
-            book = Book(label, metric.category, metric.better)
+            table = MetricScores(label, metric.category, metric.better)
             for test in self.tests:
-                book.base[test] = torch.full(shape[2:], torch.nan, dtype=torch.float64, device=device)
+                table.unperturbed[test] = torch.full(shape[2:], torch.nan, dtype=torch.float64, device=device)
             for place in places:
-                book.scores[place] = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
-            self.books[label] = book
+                table.perturbed[place] = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+            self.scores[label] = table
             with self._guarded(label):
                 self.metrics[label] = settled(metric, self.task)
 
@@ -193,13 +188,13 @@ class Visit:
         self.bases = {t: shared[same] for same, tests in tests_by_base.items() for t in tests}
         return [(shared[same], tests) for same, tests in tests_by_base.items()]
 
-    # --- one world ----------------------------------------------------------------------------------
+    # --- one perturbation ----------------------------------------------------------------------------------
 
     def _score_base(self, base: Task, tests: list[Test]) -> None:
         key = self.root / UNPERTURBED
         if base is not self.task:
             for metric in self.metrics.values():
-                carry(metric, self.task, base, lambda task: unperturbed(task, tests[0]))
+                share_finetuned(metric, self.task, base, lambda task: unperturbed(task, tests[0]))
         with sharing(base):
             maps = {who: self._explain(method, base, key) for who, method in self.explainers.items()}
             if self.published and base is self.bases.get("ipt"):
@@ -208,32 +203,35 @@ class Visit:
                 with self._guarded(label):
                     scores = self._scores(label, base, self.explainers, maps, key)
                     for test in tests:
-                        self.books[label].base[test][:] = torch.stack(list(scores.values()))
+                        self.scores[label].unperturbed[test][:] = torch.stack(list(scores.values()))
                     if tests[0] == self.tests[0]:
                         self._check_dependence(label, base, maps, key, scores)
 
-    def _score_world(self, world: World) -> None:
-        world, made, outputs, kept = self._drawn(world)
-        place, row = (world.test, world.mode), self.iterations.index(world.iteration)
-        self.kept[place][row, world.draw] = kept
-        self.drawn_again[place] = self.drawn_again.get(place, 0) + world.attempt
+    def _score_perturbed(self, drawn: Perturbation) -> None:
+        perturbation, made, outputs, kept = self._drawn(drawn)
+        test, mode, draw = perturbation.test, perturbation.mode, perturbation.draw
+        place, row = (test, mode), self.iterations.index(perturbation.iteration)
+        self.kept[place][row, draw] = kept
+        self.drawn_again[place] = self.drawn_again.get(place, 0) + perturbation.attempt
         if not bool(outputs.isfinite().all()):
-            name = f"{world.test} {world.mode}, iteration {world.iteration}, draw {world.draw}"
-            self.broken.append(f"{name}: the model answers NaN or infinity and cannot be scored")
+            where = f"{test} {mode}, iteration {perturbation.iteration}, draw {draw}"
+            self.broken.append(f"{where}: the outputs contain NaN or infinity and cannot be scored")
             return
-        if int(kept.sum()) < MIN_SAMPLES and not self.all_worlds:
+        if int(kept.sum()) < MIN_SAMPLES and not self.score_all:
             return
-        base, key = self.bases[world.test], world.key(self.root)
-        # what a metric has calibrated belongs to its settings and stays that of the unperturbed world
+        base, key = self.bases[test], perturbation.key(self.root)
+        # what a metric has calibrated belongs to its settings and stays that of the unperturbed task
         made.calibrate_like(base)
-        # what the prediction was judged by is the world's own answer to its inputs, and not asked again
+        # these are the outputs of the perturbed task, which are not computed again
         made.cached("outputs", lambda: outputs)
-        keep_maps = self.published and world.test == "ipt"
+        keep_maps = self.published and test == "ipt"
         # no other sample counts; old maps are those of all samples
         some = slice(None) if keep_maps or bool(kept.all()) else kept.nonzero()[:, 0]
         made = made if isinstance(some, slice) else made[some]
         for metric in self.metrics.values():
-            carry(metric, self.task, made, lambda task: world.of(task, self.root, self.published)[some])
+            share_finetuned(
+                metric, self.task, made, lambda task: perturbation.of(task, self.root, self.published)[some]
+            )
         methods = dict(self.explainers)
         if keep_maps:
             maps = {
@@ -249,27 +247,27 @@ class Visit:
                     scores = self._scores(label, made, methods, maps, key)
                     seen = torch.stack(list(scores.values())).double()
                     if not isinstance(some, slice):
-                        seen = _unmoved(seen, self.books[label].base[world.test][:, some], outputs)
-                    self.books[label].scores[place][row, world.draw][:, some] = seen
-                    if world.mode == "ar" and world.test == self.tests[0]:
+                        seen = _unmoved(seen, self.scores[label].unperturbed[test][:, some], outputs)
+                    self.scores[label].perturbed[place][row, draw][:, some] = seen
+                    if mode == "ar" and test == self.tests[0]:
                         self._check_reach(label, made, maps, key, scores)
 
-    def _drawn(self, world: World) -> tuple[World, Task, Tensor, Tensor]:
-        """A world, its answers and the samples that count there; drawn again where these are too few."""
+    def _drawn(self, perturbation: Perturbation) -> tuple[Perturbation, Task, Tensor, Tensor]:
+        """A perturbed task, its outputs and the samples that count; drawn again where these are too few."""
         for attempt in range(1 + self.redraws):
-            tried = replace(world, attempt=attempt)
+            tried = replace(perturbation, attempt=attempt)
             made = tried.of(self.task, self.root, self.published)
-            outputs = answers(made)
+            outputs = outputs_of(made)
             same = held(self.task, outputs, self.epsilon)
-            kept = (same if world.mode == "nr" else ~same) & outputs.isfinite().all(-1)
+            kept = (same if perturbation.mode == "nr" else ~same) & outputs.isfinite().all(-1)
             if int(kept.sum()) >= MIN_SAMPLES:
                 break
         return tried, made, outputs, kept
 
     def _explain(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
         explanation = explainer(task, key / "explain")
-        self.shared = Tally(self.shared.calls + 1, self.shared.samples + len(task))
-        self.shared_cost = self.shared_cost + explanation.cost
+        self.explanations += 1
+        self.explanation_cost = self.explanation_cost + explanation.cost
         return explanation
 
     def _scores(
@@ -290,12 +288,12 @@ class Visit:
         elif isinstance(metric, Metric):
             found = {who: metric(task, maps[who], own) for who in methods}
         else:
-            raise InputError(f"'{label}' judges neither maps nor methods")
+            raise InputError(f"'{label}' scores neither maps nor methods")
         for scores in found.values():
             if isinstance(scores, Exception):
                 raise scores
             if counted:
-                self.books[label].cost = self.books[label].cost + scores.cost
+                self.scores[label].cost = self.scores[label].cost + scores.cost
         return {who: scores.values for who, scores in found.items()}
 
     @contextmanager
@@ -306,7 +304,7 @@ class Visit:
         except Exception as error:
             self.failures.append(Failure("", label, str(error), traceback.format_exc()))
             warnings.warn(f"metric '{label}' failed and is left out: {error}", VeridicalWarning, stacklevel=5)
-            del self.metrics[label], self.books[label]
+            del self.metrics[label], self.scores[label]
 
     # --- does it read the map? ----------------------------------------------------------------------
 
@@ -321,14 +319,14 @@ class Visit:
     def _check_dependence(
         self, label: str, task: Task, maps: Mapping[str, Explanation], key: Key, scores: Mapping[str, Tensor]
     ) -> None:
-        """What permuted maps of the unperturbed world do, and random ones where those do nothing."""
+        """What permuted maps of the unperturbed task do, and random ones where those do nothing."""
         permuted = self._other_scores(label, "permuted", maps, task, maps, key)
         checks = {who: dependence(scores[who], permuted[who]) for who in maps}
         unmoved = [who for who, check in checks.items() if not check.permuted > NEGLIGIBLE]
         replaced = self._other_scores(label, "replaced", unmoved, task, maps, key)
         for who, after in replaced.items():
             checks[who] = replace(checks[who], replaced=share_of_changes(scores[who], after))
-        self.books[label].checks = checks
+        self.scores[label].checks = checks
         first = next(iter(maps))
         how, after = ("replaced", replaced[first]) if first in replaced else ("permuted", permuted[first])
         self.to_reach[label] = first, how, scores[first], after
@@ -336,13 +334,13 @@ class Visit:
     def _check_reach(
         self, label: str, task: Task, maps: Mapping[str, Explanation], key: Key, scores: Mapping[str, Tensor]
     ) -> None:
-        """The same in the first disrupted world, where samples lie apart by their predictions."""
+        """The same in the first disrupted task, where samples lie apart by their predictions."""
         if label not in self.to_reach:
             return
         who, how, clean, clean_other = self.to_reach.pop(label)
         other = self._other_scores(label, how, [who], task, maps, key)[who]
         found = reach(torch.cat([clean, scores[who]]), torch.cat([clean_other, other]))
-        self.books[label].checks[who] = replace(self.books[label].checks[who], reach=found)
+        self.scores[label].checks[who] = replace(self.scores[label].checks[who], reach=found)
 
 
 def _unmoved(values: Tensor, clean: Tensor, outputs: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def by_category(result: MetaEvaluation, test: str = MEAN) -> pd.DataFrame:
         ranked = sorted(labels, key=lambda label: -_or_last(result.mc(label, test)))
         winner = _winner(result, ranked, test)
         for place, label in enumerate(ranked, 1):
-            found, dependence = result[label, test], result.books[label].dependence
+            found, dependence = result[label, test], result.scores[label].dependence
             rows.append(
                 {
                     "category": category,
@@ -50,7 +50,7 @@ def by_category(result: MetaEvaluation, test: str = MEAN) -> pd.DataFrame:
 
 
 def _winner(result: MetaEvaluation, ranked: Sequence[str], test: str) -> str | None:
-    seeing = [label for label in ranked if not result.books[label].dependence.blind]
+    seeing = [label for label in ranked if not result.scores[label].dependence.blind]
     if len(seeing) < 2:
         return None
     best, last = result[seeing[0], test], result[seeing[-1], test]
@@ -66,7 +66,7 @@ def search_settings(
     explainers: Sequence[Any] | Mapping[str, Any],
     **options: Any,
 ) -> tuple[AnyMetric, MetaEvaluation]:
-    """Find the settings of a metric with the highest MC: all combinations, judged in the same worlds.
+    """Find the settings of a metric with the highest MC: all combinations, under the same perturbations.
 
     Gives the best metric and the whole result, whose labels name the settings. Options are those of
     `meta_evaluate`. Settings that do not read the explanation cannot win.
@@ -81,7 +81,7 @@ def search_settings(
         label = ", ".join(f"{name}={_short(value)}" for name, value in chosen.items())
         variants[label] = as_metric(metric, **chosen)
     result = meta_evaluate(task, variants, explainers, **options)
-    seeing = [label for label in result.metrics if not result.books[label].dependence.blind]
+    seeing = [label for label in result.metrics if not result.scores[label].dependence.blind]
     known = [label for label in seeing if result.mc(label) == result.mc(label)]
     if not known:
         raise InputError(f"no setting has a meta-consistency:\n{result!r}")
@@ -90,8 +90,8 @@ def search_settings(
 
 def categories(result: MetaEvaluation) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for label, book in result.books.items():
-        found.setdefault(book.category, []).append(label)
+    for label, table in result.scores.items():
+        found.setdefault(table.category, []).append(label)
     return found
 
 

@@ -136,7 +136,7 @@ def _verdict(audit: Audit) -> dict[str, Any]:
 def _tone(said: str) -> str:
     if said.startswith(("Do not trust", "Not decided", "Not tried", "Trust is provisional")):
         return "warning"
-    return "aside" if "has no voice here" in said else "plain"
+    return "aside" if "is not admissible here" in said else "plain"
 
 
 def _facts(audit: Audit) -> list[dict[str, str]]:
@@ -216,7 +216,7 @@ def _damage(audit: Audit) -> dict[str, Any] | None:
 def _areas(audit: Audit, metric: str) -> dict[str, Any]:
     """The four consistencies under each test."""
     reliability = audit.reliability
-    if reliability is None or metric not in reliability.books:
+    if reliability is None or metric not in reliability.scores:
         return {}
     return {test: reliability[metric, test].vector for test in reliability.tests}
 
