@@ -113,7 +113,7 @@ def test_the_result_is_complete(planted):
     assert bool(frame[["score", "low", "high"]].stack().between(0, 1).all())
     assert planted.best in repr(planted)
     assert planted.best in planted._repr_html_()
-    assert {j.line for j in planted.verdict.judges} >= {
+    assert {j.criterion for j in planted.verdict.judges} >= {
         "removal", "truth", "GEF", "robustness", "randomisation", "complexity", "localisation",
     }  # fmt: skip
     assert planted.verdict.criteria == ("removal", "randomisation", "truth")
