@@ -44,9 +44,7 @@ def by_captum(task: vd.Task) -> Iterator[tuple[str, Callable[[], object], Callab
     yield (
         "smoothgrad",
         lambda: vd.explain("smoothgrad", task, samples=DRAWS),
-        lambda: tunnel.attribute(
-            x, nt_samples=DRAWS, nt_samples_batch_size=max(1, rows // len(x)), target=targets
-        ),
+        lambda: tunnel.attribute(x, nt_samples=DRAWS, nt_samples_batch_size=together, target=targets),
     )
     yield (
         "gradcam",
