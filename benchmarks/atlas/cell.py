@@ -19,7 +19,7 @@ from veridical.meta.admissible import concordance, interval, tolerance
 from veridical.meta.damage import BLENDED, BLENDS, KINDS, NEGATED, NONE, PERMUTED, Step, distinct_maps
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.input_noise import why_no_noise
-from veridical.perturb.shared_work import sharing
+from veridical.models.context import Memo
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
 
@@ -73,11 +73,11 @@ def _scores_and_cost(bench: Bench, metric: AnyMetric, row: Row) -> tuple[dict[st
     alone = _score(bench, metric, subjects[UNTIED], key)
     seconds = (time.perf_counter() - start) / len(bench.task)
     row["rows"] = (alone.cost.forward + alone.cost.backward) / len(bench.task)
-    with sharing(bench.task):
-        if isinstance(metric, ExplainerMetric):
-            scores = metric.score_all(bench.task, subjects, key)
-        else:
-            scores = {label: _tried(bench, metric, one, key) for label, one in subjects.items()}
+    memo = Memo()
+    if isinstance(metric, ExplainerMetric):
+        scores = metric.score_all(bench.task, subjects, key, memo)
+    else:
+        scores = {label: _tried(bench, metric, one, key, memo) for label, one in subjects.items()}
     failed = {label: said for label, said in scores.items() if isinstance(said, Exception)}
     for label in failed:
         if label in bench.ladder:
@@ -86,14 +86,14 @@ def _scores_and_cost(bench: Bench, metric: AnyMetric, row: Row) -> tuple[dict[st
     return {label: said for label, said in scores.items() if isinstance(said, Scores)}, seconds
 
 
-def _score(bench: Bench, metric: AnyMetric, subject: Any, key: Key) -> Scores:
+def _score(bench: Bench, metric: AnyMetric, subject: Any, key: Key, memo: Memo | None = None) -> Scores:
     assert isinstance(metric, Metric | ExplainerMetric)
-    return metric(bench.task, subject, key)
+    return metric(bench.task, subject, key, memo)
 
 
-def _tried(bench: Bench, metric: AnyMetric, subject: Any, key: Key) -> Scores | Exception:
+def _tried(bench: Bench, metric: AnyMetric, subject: Any, key: Key, memo: Memo) -> Scores | Exception:
     try:
-        return _score(bench, metric, subject, key)
+        return _score(bench, metric, subject, key, memo)
     except Exception as error:
         return error
 

@@ -25,6 +25,7 @@ from veridical.explainers.cache import ExplanationCache
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.metrics.repeats import with_repeats
+from veridical.models.context import Memo
 from veridical.models.cost import Cost
 from veridical.models.predictor import out_of_memory
 from veridical.values.evaluation import Evaluation, Failure
@@ -60,13 +61,16 @@ def explain(
     maps = None if settings else as_maps(explainer, task)
     if maps is not None:
         return maps
-    chosen = as_explainer(explainer, **settings)
-    with _waiting(f"explaining by {chosen.name}", task):
-        return _explained(chosen, task, Key(seed), cache)
+    return _explained(as_explainer(explainer, **settings), task, Key(seed), cache, Memo())
 
 
-def _explained(explainer: Explainer, task: Task, key: Key, cache: str | Path | None) -> Explanation:
-    return explainer(task, key) if cache is None else ExplanationCache(cache).get(explainer, task, key)
+def _explained(
+    explainer: Explainer, task: Task, key: Key, cache: str | Path | None, memo: Memo | None
+) -> Explanation:
+    with _waiting(f"explaining by {explainer.name}", task):
+        if cache is None:
+            return explainer(task, key, memo)
+        return ExplanationCache(cache).get(explainer, task, key, memo)
 
 
 @contextmanager
@@ -123,6 +127,19 @@ def score(
     """
     judge = as_metric(metric, **settings)
     task = task if device is None else task.to(device)
+    return _scored(judge, task, explanation, seed, cache, repeats, Memo())
+
+
+def _scored(
+    judge: AnyMetric,
+    task: Task,
+    explanation: Any,
+    seed: int,
+    cache: str | Path | None,
+    repeats: int,
+    memo: Memo,
+) -> Scores:
+    """What `score` gives, as a part of a call that may score more."""
     if isinstance(judge, ExplainerMetric):
         if as_maps(explanation, task) is not None:
             raise InputError(
@@ -132,8 +149,10 @@ def score(
         method = as_explainer(explanation)
         with _waiting(f"scoring {method.name} by {judge.name}", task):
             if repeats == 1:
-                return judge(task, method, Key(seed))
-            return with_repeats(lambda key: judge(task, method, key), judge, task, method, seed, repeats)
+                return judge(task, method, Key(seed), memo)
+            return with_repeats(
+                lambda key: judge(task, method, key, memo), judge, task, method, seed, repeats
+            )
     if not isinstance(judge, Metric):
         raise InputError(f"'{judge.name}' judges neither maps nor methods")
     tally = task.predictor.meter.here
@@ -144,11 +163,11 @@ def score(
     key = Key(seed)
     who = subject.name if isinstance(subject, Explainer) else subject.explainer
     with _waiting(f"scoring {who} by {judge.name}", task):
-        maps = _explained(subject, task, key, cache) if isinstance(subject, Explainer) else subject
+        maps = _explained(subject, task, key, cache, memo) if isinstance(subject, Explainer) else subject
         if repeats == 1:
-            found = judge(task, maps, key)
+            found = judge(task, maps, key, memo)
         else:
-            found = with_repeats(lambda key: judge(task, maps, key), judge, task, maps, seed, repeats)
+            found = with_repeats(lambda key: judge(task, maps, key, memo), judge, task, maps, seed, repeats)
         found = replace(found, cost=found.cost + Cost(rows=asked)) if asked else found
         return _with_other_outputs(found, judge, task, maps)
 
@@ -164,10 +183,15 @@ def _with_other_outputs(scores: Scores, judge: Metric, task: Task, maps: Explana
 
 
 def as_explanation(
-    explanation: Any, task: Task, seed: int = 0, cache: str | Path | None = None
+    explanation: Any,
+    task: Task,
+    seed: int = 0,
+    cache: str | Path | None = None,
+    memo: Memo | None = None,
 ) -> Explanation:
     """Accept an explanation, plain maps, or anything that makes one."""
-    return explain(explanation, task, seed=seed, cache=cache)
+    maps = as_maps(explanation, task)
+    return maps if maps is not None else _explained(as_explainer(explanation), task, Key(seed), cache, memo)
 
 
 def as_maps(thing: Any, task: Task) -> Explanation | None:
@@ -216,6 +240,7 @@ def evaluate(
     failures: list[Failure] = []
     cells = [(method, judge) for method in methods for judge in judges]
     interrupted = False
+    memo = Memo()
     # a metric may share work between methods: GEF makes each noisy world once
     together: dict[str, dict[str, Scores | Exception]] = {
         what: {}
@@ -236,13 +261,13 @@ def evaluate(
             try:
                 judge = judges[what]
                 if not isinstance(judge, ExplainerMetric) and who not in explanations:
-                    explanations[who] = explain(methods[who], task, seed=seed, cache=cache)
+                    explanations[who] = _explained(methods[who], task, Key(seed), cache, memo)
                 step = what
                 subject = methods[who] if isinstance(judge, ExplainerMetric) else explanations[who]
                 scores[who, what] = (
-                    score(judge, task, subject, seed=seed, repeats=repeats)
+                    _scored(judge, task, subject, seed, cache, repeats, memo)
                     if what not in together
-                    else _of_company(together[what], judge, task, methods, who, seed)
+                    else _of_company(together[what], judge, task, methods, who, seed, memo)
                 )
             except Exception as error:
                 keep(who, step, error)
@@ -259,12 +284,13 @@ def _of_company(
     methods: Mapping[str, Explainer],
     who: str,
     seed: int,
+    memo: Memo,
 ) -> Scores:
     """The score of one method among several that are judged together, when the first is wanted."""
     assert isinstance(judge, ExplainerMetric)
     if not known:
         with _waiting(f"scoring {len(methods)} methods by {judge.name}", task):
-            known.update(judge.score_all(task, methods, Key(seed)))
+            known.update(judge.score_all(task, methods, Key(seed), memo))
     found = known[who]
     if isinstance(found, Exception):
         raise found

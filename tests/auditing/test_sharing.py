@@ -14,7 +14,7 @@ from veridical.auditing.sampling import in_drawn_order, keyed_order, some_of
 from veridical.core.key import Key
 from veridical.gef import GEF, NoisePath
 from veridical.metrics import registry
-from veridical.perturb.shared_work import shared, sharing
+from veridical.models import Context
 from veridical.qge import QGE
 from veridical.qge.gap import metric_from_json
 
@@ -44,12 +44,12 @@ def test_an_audit_scores_as_single_calls_do(task):
 
 def test_subsets_are_asked_once_for_all_explainers(task):
     metric = QGE(registry.make("faithfulness_correlation", runs=12))
-    with sharing(task):
-        costs = [vd.score(metric, task, vd.explain(who, task)).cost.forward for who in METHODS]
-    # subsets of few features that are drawn twice are asked once, and stay answered
+    found = vd.evaluate(task, METHODS, {"gap": metric})
+    costs = [found.scores[who, "gap"].cost.forward for who in METHODS]
+    # subsets of few features that are drawn twice are asked once, and stay answered for this call
     assert 8 * len(task) < costs[0] <= 12 * len(task)
     assert costs[1:] == [0, 0, 0]
-    assert vd.score(metric, task, vd.explain(METHODS[0], task)).cost.forward == 0
+    assert vd.score(metric, task, vd.explain(METHODS[0], task)).cost.forward == costs[0]
 
 
 def test_noisy_models_are_asked_once_for_all_explainers(task):
@@ -77,11 +77,11 @@ def test_one_that_raises_leaves_the_others(task):
     assert not any(isinstance(found[who], Exception) for who in "ac")
 
 
-def test_shared_work_is_let_go(task):
+def test_two_calls_share_nothing(task):
     made = []
-    with sharing(task), sharing(task):
-        assert [shared(task, "x", lambda: made.append(1)) for _ in range(3)] == [None] * 3
-    shared(task, "x", lambda: made.append(1))
+    for context in (Context(), Context()):
+        parts = context, context.with_key(Key(1)), context.on_behalf(Key(2))
+        assert [part.memo.once(task, "x", lambda: made.append(1)) for part in parts] == [None] * 3
     assert len(made) == 2
 
 

@@ -19,6 +19,7 @@ from veridical.fidelity.metrics import LEVELS
 from veridical.metrics.base import Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.metrics.re_explaining import stacked
+from veridical.models import Memo
 from veridical.perturb import subset_table
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets, Given
@@ -145,17 +146,17 @@ NOT_BY_MASKS = {
 
 
 def test_on_eight_columns_whoever_asks_by_masks_asks_each_once() -> None:
-    """Every map metric, black-box explainer, QGE, QRAND, standing and exact Shapley, all on one task."""
+    """Every map metric, black-box explainer, QGE, QRAND and exact Shapley, all in one call on one task."""
     n, rows = 8, 5
     task = columns(n, rows)
     _ = task.outputs
     meter, before = task.predictor.meter, task.predictor.meter.forward
-    black_boxes = []
+    black_boxes, memo = [], Memo()
     for name in explainer_registry:
         made = explainer_registry.make(name)
         foreign = "gradient" in made.needs or made.why_not(task) is not None or name == "partition_shap"
         if not foreign and name not in NOT_BY_MASKS:
-            black_boxes.append(vd.explain(made, task))
+            black_boxes.append(made(task, memo=memo))
     metrics = [name for name in metric_registry if isinstance(metric_registry.make(name), Metric)]
     metrics += [
         "qge:pixel_flipping",
@@ -167,10 +168,8 @@ def test_on_eight_columns_whoever_asks_by_masks_asks_each_once() -> None:
     judging = [m for m in judging if metric_registry.make(m).why_not(task) is None]
     for metric in judging:
         for e in black_boxes[: 3 if metric in ("rfid_plus", "pixel_flipping") else 1]:
-            vd.score(metric, task, e)
-    for metric in ("pixel_flipping", "rfid_plus", "fid_minus", "sensitivity_n"):
-        vd.qge.standing(task, metric, black_boxes[0], draws=4)
-    vd.score("random_logit", task, "exact_shapley")
+            metric_registry.make(metric)(task, e, memo=memo)  # type: ignore[operator]
+    metric_registry.make("random_logit")(task, explainer_registry.make("exact_shapley"), memo=memo)  # type: ignore[operator]
     assert len(black_boxes) > 8
     assert len(judging) > 20
     assert meter.forward - before <= 3 * (2**n - 1) * rows
@@ -181,14 +180,16 @@ def test_the_removal_line_of_an_audit_asks_no_mask_twice() -> None:
     task = columns(8)
     _ = task.outputs
     before = task.predictor.meter.forward
-    maps = [vd.explain(name, task) for name in ("exact_shapley", "lime", "occlusion", "gradient", "constant")]
+    memo = Memo()
+    methods = ("exact_shapley", "lime", "occlusion", "gradient", "constant")
+    maps = [explainer_registry.make(name)(task, memo=memo) for name in methods]
     maps += [vd.explain("random", task, seed=seed) for seed in range(4)]
     maps += [task_map(task, task.inputs.abs())]
     gradient = sum(e.cost.forward for e in maps if e.explainer == "gradient")
     for e in maps:
-        for metric in ("rfid_plus", "rfid_minus", "qge:pixel_flipping", "qge:faithfulness_correlation"):
+        for name in ("rfid_plus", "rfid_minus", "qge:pixel_flipping", "qge:faithfulness_correlation"):
             for seed in (0, 1):
-                vd.score(metric, task, e, seed=seed)
+                metric_registry.make(name)(task, e, vd.core.Key(seed), memo)  # type: ignore[operator]
     assert task.predictor.meter.forward - before - gradient <= 3 * (2**8 - 1) * 5
 
 
@@ -198,20 +199,22 @@ def test_all_fidelity_metrics_of_a_judge_ask_its_masks_once(tmp_path) -> None:
     judge = vd.fidelity.finetune(labelled, beta=0.3, epochs=1, cache=tmp_path)
     _ = judge.on(labelled).outputs
     meter = labelled.predictor.meter
-    before = meter.forward
+    before, memo = meter.forward, Memo()
     for seed in range(3):
+        maps = task_map(labelled, torch.rand(3, 8))
         for sign in ("plus", "minus"):
-            vd.score(FFid(sign, finetuned=judge, beta=0.3), labelled, torch.rand(3, 8), seed=seed)
+            FFid(sign, finetuned=judge, beta=0.3)(labelled, maps, vd.core.Key(seed), memo)
     assert meter.forward - before <= 3 * (2**8 - 1) * 5
 
 
 def test_subsets_and_other_targets_share_the_answers() -> None:
     task = columns(5)
-    vd.score(RFid(), task, torch.rand(3, 5))
+    memo, metric = Memo(), vd.api.as_metric("pixel_flipping")
+    RFid()(task, task_map(task, torch.rand(3, 5)), memo=memo)
     before = task.predictor.meter.forward
     part = task[torch.tensor([2, 0])].with_targets([1, 1])
     maps = torch.rand(2, 5)
-    got = vd.score("pixel_flipping", part, maps)
+    got = metric(part, task_map(part, maps), memo=memo)
     assert task.predictor.meter.forward == before
     alone = vd.score("pixel_flipping", columns(5)[torch.tensor([2, 0])].with_targets([1, 1]), maps)
     torch.testing.assert_close(got.values, alone.values)
@@ -220,24 +223,30 @@ def test_subsets_and_other_targets_share_the_answers() -> None:
 def test_what_is_asked_bit_by_bit_is_what_is_asked_at_once() -> None:
     whole = probe(columns(6), AllSubsets(places_of(columns(6)), 63))
     task, masks = columns(6), AllSubsets(places_of(columns(6)), 63).removed(slice(0, 3), slice(0, 63))
+    memo = Memo()
     for some in (slice(1, 63, 7), slice(0, 63, 2), slice(0, 63)):
-        torch.testing.assert_close(probe(task, Given(masks[:, some])), whole[:, some])
+        torch.testing.assert_close(probe(task, Given(masks[:, some]), memo=memo), whole[:, some])
 
 
-def test_other_inputs_weights_and_fills_do_not() -> None:
-    task = columns(5)
-    maps = torch.arange(15.0).reshape(3, 5)
-    ones, twos = (
-        vd.score("pixel_flipping", task, maps, fill=vd.fills.Constant(c)).values for c in (1.0, 2.0)
-    )
-    assert not torch.allclose(ones, twos)
-    first = vd.score("pixel_flipping", task, maps).values
-    moved = vd.score("pixel_flipping", task.with_inputs(task.inputs + 1), maps).values
-    filled = vd.score("pixel_flipping", task.with_fill(0.0), maps).values
-    noisy = vd.score("pixel_flipping", task.with_noise(0.5, vd.core.Key(1)), maps).values
-    for other in (moved, filled, noisy):
-        assert not torch.allclose(first, other)
-    assert torch.equal(first, vd.score("pixel_flipping", task, maps).values)
+def test_other_inputs_weights_fills_features_and_reference_rows_do_not() -> None:
+    task, memo, metric = columns(5), Memo(), vd.api.as_metric("pixel_flipping")
+    two = Space.column_groups([0, 0, 1, 1, 1])
+    others = [
+        task,
+        task.with_inputs(task.inputs + 1),
+        task.with_fill(0.0),
+        task.with_fill(vd.fills.Constant(2.0)),
+        task.with_noise(0.5, vd.core.Key(1)),
+        task.changed(train=task.train + 1),
+        task.with_space(two),
+        task.with_space(Space.column_groups([0, 1, 1, 1, 1])),
+    ]
+    found = []
+    for other in (*others, task):
+        maps = task_map(other, torch.arange(15.0).reshape(3, 5)[:, : other.space.n_features])
+        found.append(metric(other, maps, memo=memo).values)
+        assert torch.equal(found[-1], metric(other, maps).values)
+    assert len({tuple(values.tolist()) for values in found}) == len(others)
 
 
 def test_noisy_copies_of_an_input_are_not_taken_for_it() -> None:
@@ -253,12 +262,11 @@ def test_noisy_copies_of_an_input_are_not_taken_for_it() -> None:
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     want = vd.score("pixel_flipping", columns(6), torch.arange(18.0).reshape(3, 6)).values
     monkeypatch.setattr(subset_table, "KEPT_BYTES", 3 * 3 * 8 * 10)
-    task = columns(6)
-    for seed in range(4):
-        vd.score("pixel_flipping", task, torch.rand(3, 6), seed=seed)
-    got = vd.score("pixel_flipping", task, torch.arange(18.0).reshape(3, 6)).values
+    task, memo, metric = columns(6), Memo(), vd.api.as_metric("pixel_flipping")
+    for maps in (*torch.rand(4, 3, 6), torch.arange(18.0).reshape(3, 6)):
+        got = metric(task, vd.explain(maps, task), memo=memo).values
     torch.testing.assert_close(got, want)
-    (table,) = task.mask_answers.values()
+    (table,) = memo._kept[task.predictor].values()
     assert table.held[1].numel() * 8 <= 3 * 3 * 8 * (10 + 18)
 
 
@@ -287,8 +295,8 @@ def fresh(task: vd.Task) -> vd.Task:
 def test_a_task_of_mixed_lengths_keeps_its_short_samples() -> None:
     task = tokens(8)
     maps = torch.rand(3, 14)
-    first = vd.score("pixel_flipping", task, maps)
-    again = vd.score("pixel_flipping", task, maps)
+    memo, metric = Memo(), vd.api.as_metric("pixel_flipping")
+    first, again = (metric(task, vd.explain(maps, task), memo=memo) for _ in range(2))
     assert torch.equal(first.values, again.values)
     assert first.cost.forward > again.cost.forward > 0
 

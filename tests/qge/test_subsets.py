@@ -96,7 +96,7 @@ def test_share_below_counts_like_a_loop(features: int) -> None:
     q, _ = lexicographic(task)
     path = vd.qge.path_of(vd.qge.KeptFeatures(), task)
     assert path is not None
-    y = subset_responses(task, path, features, vd.core.Key(0))[0]
+    y = subset_responses(task, path, features, vd.models.Context())[0]
     steps = path.dense_weights(0, features)[sizes(features)] * y
     for score in (q.min(), q.max(), np.median(q), q[0], q[-1]):
         assert share_below(steps, float(score), 1e-9) == pytest.approx(

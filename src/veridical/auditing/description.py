@@ -32,7 +32,6 @@ from veridical.meta.perturbations import calibrate, changes_that_matter
 from veridical.metrics import ExplainerMetric, registry
 from veridical.metrics.input_noise import why_no_noise
 from veridical.models.predictor import take_side
-from veridical.perturb.shared_work import sharing
 from veridical.qge import Standing, standing
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.scores import Scores
@@ -67,20 +66,19 @@ def describe(
         failures.append(Failure(who, what, str(found), told))
         warnings.warn(f"metric '{what}' on '{who}' failed: {found}", VeridicalWarning, stacklevel=4)
 
-    with sharing(task):
-        for label, (_, metric) in judges.describing.items():
-            if isinstance(metric, GEF):
-                path = metric.noise_path(task, Key(seed), effort.search_draws)
-            if isinstance(metric, ExplainerMetric):
-                for who, found in metric.score_all(task, cheap, Key(seed)).items():
-                    keep(who, label, found)
-                continue
-            for who, maps in table.explanations.items():
-                try:
-                    few = maps.take(slice(0, len(task)))
-                    keep(who, label, metric(task, few, Key(seed)))  # type: ignore[operator]
-                except Exception as error:
-                    keep(who, label, error)
+    for label, (_, metric) in judges.describing.items():
+        if isinstance(metric, GEF):
+            path = metric.noise_path(task, Key(seed), effort.search_draws)
+        if isinstance(metric, ExplainerMetric):
+            for who, found in metric.score_all(task, cheap, Key(seed), elimination.jobs.memo).items():
+                keep(who, label, found)
+            continue
+        for who, maps in table.explanations.items():
+            try:
+                few = maps.take(slice(0, len(task)))
+                keep(who, label, metric(task, few, Key(seed), elimination.jobs.memo))  # type: ignore[operator]
+            except Exception as error:
+                keep(who, label, error)
     order = [*elimination.candidates, *elimination.controls]
     in_order = {cell: scores[cell] for who in order for cell in scores if cell[0] == who}
     return replace(table, scores=in_order, failures=failures), path
@@ -96,15 +94,14 @@ def beside(elimination: Elimination, best: str, seed: int) -> tuple[Test, ...]:
     }
     metrics = {label: elimination.judges.removal[label] for label in elimination.admissible_labels}
     rules, found = elimination.rules(), []
-    with sharing(task):
-        for name, explainer in rivals.items():
-            if explainer.why_not(task) is not None:
-                continue
-            job = Job(best, explainer, metrics, task, task, f"beside: {name}")
-            done = elimination.jobs.do([job], f"beside: {name}")
-            theirs = sample_scores(done, [len(task)], elimination.judges.removal)
-            own = candidate.sample_scores(elimination.judges.removal).first(len(task))
-            found.append(Test.of("beside", name, rules.removal_units(own, [theirs])))
+    for name, explainer in rivals.items():
+        if explainer.why_not(task) is not None:
+            continue
+        job = Job(best, explainer, metrics, task, task, f"beside: {name}")
+        done = elimination.jobs.do([job], f"beside: {name}")
+        theirs = sample_scores(done, [len(task)], elimination.judges.removal)
+        own = candidate.sample_scores(elimination.judges.removal).first(len(task))
+        found.append(Test.of("beside", name, rules.removal_units(own, [theirs])))
     return tuple(found)
 
 

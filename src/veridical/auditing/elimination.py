@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,8 +44,8 @@ from veridical.explainers import Explainer
 from veridical.explainers.controls import Random
 from veridical.gef.iso_gef import joined_scores
 from veridical.metrics import Metric
+from veridical.models.context import Memo
 from veridical.models.cost import Cost
-from veridical.perturb.shared_work import sharing
 from veridical.perturb.subset_table import has_few
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.explanation import Explanation
@@ -90,14 +89,13 @@ def cost_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> Cost
     """What the scores of one map ask per sample, a first time and once more."""
     one = typical_sample(task)
     maps = [Random()(one, Key(seed) / "draw" / draw) for draw in range(2)]
-    asked = [0, 0]
-    with sharing(one):
-        for draw, made in enumerate(maps):
-            for metric in metrics.values():
-                try:
-                    asked[draw] += rows(metric(one, made, Key(seed)).cost)
-                except Exception:  # it fails again where that is recorded
-                    continue
+    asked, memo = [0, 0], Memo()
+    for draw, made in enumerate(maps):
+        for metric in metrics.values():
+            try:
+                asked[draw] += rows(metric(one, made, Key(seed), memo).cost)
+            except Exception:  # it fails again where that is recorded
+                continue
     few = has_few(task, task.fill)
     if few is None or not bool(few.all()):
         return CostEstimate(asked[0], asked[1])
@@ -214,13 +212,12 @@ class Elimination:
         """Explain and score the next samples, controls first, then whoever is still remaining."""
         batch = self.task[start:stop]
         self.used += self._cost(stop - start, self.remaining)
-        with sharing(batch):
-            self._score(list(self.controls.values()), batch, start, dict(self.judges.scoring))
-            everything = {
-                **self.judges.scoring,
-                **(self.judges.randomisation if self.copies is not None else {}),
-            }
-            self._score(self.remaining, batch, start, everything)
+        self._score(list(self.controls.values()), batch, start, dict(self.judges.scoring))
+        everything = {
+            **self.judges.scoring,
+            **(self.judges.randomisation if self.copies is not None else {}),
+        }
+        self._score(self.remaining, batch, start, everything)
         self.stages.append((start, stop, batch, []))
         self.samples = stop
 
@@ -319,16 +316,13 @@ class Elimination:
             if not pairs:
                 pairs += pairings(batch, start, self.copies)
             place = f"swap, samples {start} to {stop}"
-            with ExitStack() as open_work:
-                for judged in (task for pair in pairs for task in pair.judged):
-                    open_work.enter_context(sharing(judged))
-                jobs = [
-                    randomisation_jobs(r.label, r.explainer, self.judges.randomisation, pairs, place, made)
-                    for r in open_ones
-                    if (made := r.done[number].explanation) is not None
-                ]
-                bare = size_jobs(self.judges.randomisation, pairs, place)
-                found = self.jobs.do([*bare, *(job for some in jobs for job in some)], place)
+            jobs = [
+                randomisation_jobs(r.label, r.explainer, self.judges.randomisation, pairs, place, made)
+                for r in open_ones
+                if (made := r.done[number].explanation) is not None
+            ]
+            bare = size_jobs(self.judges.randomisation, pairs, place)
+            found = self.jobs.do([*bare, *(job for some in jobs for job in some)], place)
             bare_done, found = found[: len(bare)], found[len(bare) :]
             self.used += self._randomisation_cost(stop - start, open_ones)
             size = len(jobs[0])

@@ -25,8 +25,8 @@ from veridical.errors import FormatError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.jobs import content_hash, resume
 from veridical.metrics import Metric
+from veridical.models.context import Memo
 from veridical.models.cost import Cost
-from veridical.perturb.shared_work import sharing
 from veridical.values.evaluation import Failure
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
@@ -83,8 +83,9 @@ class Done(NamedTuple):
         return sum((scores.cost for scores in self.scores.values()), own)
 
 
-def carry_out(job: Job, seed: int) -> Done:
+def carry_out(job: Job, seed: int, memo: Memo | None = None) -> Done:
     """Explain and score; what raises is kept with its traceback."""
+    memo = memo or Memo()
     scores: dict[str, Scores] = {}
     failures: list[Failure] = []
 
@@ -92,11 +93,11 @@ def carry_out(job: Job, seed: int) -> Done:
         told = "".join(traceback.format_exception(error))
         failures.append(Failure(job.label, metric, str(error), told))
 
-    with sharing(job.judged), warnings.catch_warnings():
+    with warnings.catch_warnings():
         if not job.place.startswith("samples"):
             warnings.simplefilter("ignore", VeridicalWarning)  # maps of other models are no news
         try:
-            made = job.made or job.explainer(job.explained, job.key(seed))
+            made = job.made or job.explainer(job.explained, job.key(seed), memo)
         except Exception as error:
             failed(None, error)
             return Done(None, scores, failures)
@@ -107,7 +108,7 @@ def carry_out(job: Job, seed: int) -> Done:
             for label, metric in job.metrics.items():
                 name = label if task is job.judged else elsewhere(label)
                 try:
-                    scores[name] = metric(task, seen, Key(seed))
+                    scores[name] = metric(task, seen, Key(seed), memo)
                 except Exception as error:
                     failed(label, error)
     return Done(made, scores, failures)
@@ -129,13 +130,15 @@ class JobRunner:
     """A digest of the audit's task: the same job on other data is another one."""
     executor: Executor | None = None
     progress: bool | None = None
+    memo: Memo = field(default_factory=Memo)
+    """What the jobs that are done here have in common."""
     found: int = field(default=0, init=False)
     """Jobs that an earlier run had done."""
 
     def do(self, jobs: Sequence[Job], what: str) -> list[Done]:
         """All jobs, in the order given."""
         if self.executor is None:
-            work: Callable[[Job], Done] = lambda job: carry_out(job, self.seed)  # noqa: E731
+            work: Callable[[Job], Done] = lambda job: carry_out(job, self.seed, self.memo)  # noqa: E731
         else:
             work = partial(carry_out_there, seed=self.seed, threads=torch.get_num_threads())
         return resume(

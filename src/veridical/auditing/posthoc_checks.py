@@ -18,7 +18,6 @@ from veridical.explainers import as_explainer
 from veridical.functional import has_spread, pearson
 from veridical.models.cost import Cost
 from veridical.models.other_models import noisy
-from veridical.perturb.shared_work import sharing
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -269,8 +268,7 @@ def _ask_mates(elimination: Elimination, candidates: list[Candidate], look: int,
         for r, own in zip(candidates, made, strict=True)
         if own is not None
     ]
-    with sharing(judged):
-        done = elimination.jobs.do(jobs, place)
+    done = elimination.jobs.do(jobs, place)
     elimination.used += elimination.posthoc_cost(stop - start, candidates) if look else 0.0
     for candidate, one in zip(candidates, done, strict=True):
         theirs = sample_scores([one], [len(rows)], elimination.judges.removal).tied_where_missing()

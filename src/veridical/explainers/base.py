@@ -15,7 +15,7 @@ from veridical.core.settings import Settings
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.laws import checked_sum
 from veridical.explainers.repeatability import measured
-from veridical.models.context import Context
+from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
 from veridical.models.predictor import free_memory, out_of_memory
 from veridical.models.sessions import Session
@@ -129,9 +129,14 @@ class Explainer(Settings):
         at_tokens = "gradient" in self.needs and not task.inputs.is_floating_point()
         return task.at_embeddings() if at_tokens else task
 
-    def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
-        """Explain every sample of the task."""
-        context = Context.begun(task.predictor, key)
+    def __call__(
+        self,
+        task: Task,
+        key: Key = Key(0),  # noqa: B008 (frozen)
+        memo: Memo | None = None,
+    ) -> Explanation:
+        """Explain every sample of the task; with `memo` as a part of a larger call."""
+        context = Context.begun(task.predictor, key, memo)
         self.check(task)
         stated, space = self._stated(task), self._space_of(task)
         halves: list[Tensor] = []
@@ -186,7 +191,7 @@ class Explainer(Settings):
 
     def _values_on(self, task: Task, context: Context) -> Tensor:
         """The values (N, V) that a call gives, by the shorter way where there is one."""
-        values = self.maps(task, context) if self._plain else self(task, context.key).values
+        values = self.maps(task, context) if self._plain else self(task, context.key, context.memo).values
         if context.notice is not None:
             context.notice(task, self._space_of(task), values)
         return values

@@ -14,6 +14,7 @@ from veridical.core.settings import holds_code
 from veridical.errors import FormatError
 from veridical.explainers import Explainer
 from veridical.models.adapters import ArrayModel, FunctionModel
+from veridical.models.context import Memo
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -40,19 +41,19 @@ class ExplanationCache:
         digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
         return self.folder / f"{re.sub(r'[^0-9a-zA-Z_]+', '-', explainer.name)}-{digest}.safetensors"
 
-    def get(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
+    def get(self, explainer: Explainer, task: Task, key: Key, memo: Memo | None = None) -> Explanation:
         """Read the explanation, or make it and keep it; where a user's function takes part it is not kept."""
         model = task.predictor.model
         bare = isinstance(model, FunctionModel) or (isinstance(model, ArrayModel) and model.estimator is None)
         if bare or holds_code(explainer) or holds_code(task.fill):
             log.info("'%s' is not cached: a function takes part, and its source may change", explainer.name)
-            return explainer(task, key)
+            return explainer(task, key, memo)
         path = self.path(explainer, task, key)
         if path.is_file():
             try:
                 return Explanation.load(path, path.stem).to(task.device)
             except FormatError as error:
                 log.warning("%s; it is made again", error)
-        explanation = explainer(task, key)
+        explanation = explainer(task, key, memo)
         explanation.save(path, path.stem)
         return explanation

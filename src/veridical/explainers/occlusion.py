@@ -50,7 +50,12 @@ class Occlusion(MaskingExplainer):
     def attribute(self, task: Task, context: Context) -> Tensor:
         windows = self._windows(task)
         answers = probe(
-            task, Given(windows), response="logit", key=self.fill_key(context.key), with_clean=True
+            task,
+            Given(windows),
+            response="logit",
+            key=self.fill_key(context.key),
+            with_clean=True,
+            memo=context.memo,
         )
         falls = answers[:, :1] - answers[:, 1:]
         cover = windows.to(falls.dtype)
@@ -100,7 +105,9 @@ class FeatureAblation(MaskingExplainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
-        answers = probe(task, rule, response="logit", key=self.fill_key(context.key), with_clean=True)
+        answers = probe(
+            task, rule, response="logit", key=self.fill_key(context.key), with_clean=True, memo=context.memo
+        )
         return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)
 
 
@@ -127,5 +134,7 @@ class PermutationImportance(Explainer):
     def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
         fill = Marginal(self.rows)
-        answers = probe(task, rule, response="logit", fill=fill, key=FILL_KEY, with_clean=True)
+        answers = probe(
+            task, rule, response="logit", fill=fill, key=FILL_KEY, with_clean=True, memo=context.memo
+        )
         return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from veridical.core.allowed import MANY, Within
-from veridical.core.key import Key
 from veridical.explainers.base import register
 from veridical.explainers.masking import SharesOut
 from veridical.models.context import Context
@@ -61,7 +60,7 @@ class PartitionShap(SharesOut):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         everything = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
-        low = self._asked(task, Given(everything), context.key)[:, 0]
+        low = self._asked(task, Given(everything), context)[:, 0]
         features, high = paths_of(task), task.clean_response("logit")[:, 0].to(low)
         branches = _Branches(low, high, task.space.counts(len(task)), _sizes(task), self.budget)
         rows = torch.arange(len(task), device=task.device)
@@ -74,11 +73,11 @@ class PartitionShap(SharesOut):
                     part, own = task[index], features if len(features) == 1 else features[index]
                 paths, there = branches.halve(index, count)
                 rule = Beside(own, paths.to(own.dtype), there.to(own.dtype))
-                branches.answer(self._asked(part, rule, context.key))
+                branches.answer(self._asked(part, rule, context))
         return branches.shares(features).to(task.outputs.dtype)
 
-    def _asked(self, task: Task, rule: MaskRule, key: Key) -> Tensor:
-        return probe(task, rule, response="logit", key=self.fill_key(key))
+    def _asked(self, task: Task, rule: MaskRule, context: Context) -> Tensor:
+        return probe(task, rule, response="logit", key=self.fill_key(context.key), memo=context.memo)
 
 
 def _sizes(task: Task) -> list[int]:

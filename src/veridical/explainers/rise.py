@@ -88,7 +88,7 @@ class Rise(Explainer):
             rule = written_out(
                 IndependentCoins(own, task.draw_ids, features, self.draws, self.keep), len(task)
             )
-            answers = probe(asked, rule, response="logit", key=context.key)
+            answers = probe(asked, rule, response="logit", key=context.key, memo=context.memo)
             totals = _Totals(len(task), features, task.device)
             for some in sample_blocks(len(task), self.draws * features, task.device):
                 totals.add(some, 0, answers[some], (~rule.masks[some]).double())
@@ -269,7 +269,9 @@ class Sobol(_RandomMasks):
         coins = _coins(task, context.key / "coins", count, self.draws)[:, :, None]
         turned = coins ^ torch.eye(count, dtype=torch.bool, device=task.device)
         rule = ByCells(torch.cat([coins, turned], 2).flatten(1, 2), cells)
-        answers = probe(task, rule, response="logit", key=FILL_KEY).unflatten(1, (self.draws, -1))
+        answers = probe(task, rule, response="logit", key=FILL_KEY, memo=context.memo).unflatten(
+            1, (self.draws, -1)
+        )
         base, moved = answers[..., :1], answers[..., 1:]
         spread = base[..., 0].var(1, keepdim=True)
         squares = (base - moved).square()
@@ -301,7 +303,7 @@ class Hsic(_RandomMasks):
 
     def indices(self, task: Task, cells: Tensor, count: int, context: Context) -> Tensor:
         masks = _coins(task, context.key / "masks", count, self.draws)
-        answers = probe(task, ByCells(masks, cells), response="logit", key=FILL_KEY)
+        answers = probe(task, ByCells(masks, cells), response="logit", key=FILL_KEY, memo=context.memo)
 
         def half(at: int) -> Tensor:
             return dependence(masks[:, at::2], answers[:, at::2])

@@ -89,7 +89,12 @@ class ExactShapley(SharesOut):
             rows = (counts == n).nonzero()[:, 0]
             rule = AllSubsets(places[rows], 2**n - 1)
             answers = probe(
-                task[rows], rule, response="logit", key=self.fill_key(context.key), with_clean=True
+                task[rows],
+                rule,
+                response="logit",
+                key=self.fill_key(context.key),
+                with_clean=True,
+                memo=context.memo,
             )
             values = shapley_values(answers, n)
             spread = values.gather(-1, places[rows].clamp(min=0))
@@ -151,7 +156,9 @@ class ShapleySampling(Explainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         ranks = self._ranks(task, context.key)
-        answers = probe(task, Leaving(ranks), response="logit", key=FILL_KEY, with_clean=True)
+        answers = probe(
+            task, Leaving(ranks), response="logit", key=FILL_KEY, with_clean=True, memo=context.memo
+        )
         clean, steps, empty = answers[:, :1], answers[:, 1:-1], answers[:, -1:]
         steps = steps.unflatten(1, (self.orders, ranks.shape[-1] - 1))
         ends = [end[:, None].expand(-1, self.orders, -1) for end in (clean, empty)]
@@ -268,7 +275,9 @@ class KernelShap(FitsCells, SharesOut):
         kept = valid[:, None] & ~chosen
         both = torch.stack([chosen, kept], 2).flatten(1, 2)
         masks = Given(torch.cat([valid[:, None], both], 1))
-        answers = probe(task, masks, response="logit", key=self.fill_key(context.key), with_clean=True)
+        answers = probe(
+            task, masks, response="logit", key=self.fill_key(context.key), with_clean=True, memo=context.memo
+        )
         total = answers[:, :1] - answers[:, 1:2]
         out = (total / there) * valid
         elements = pairs * task.space.n_features

@@ -70,7 +70,7 @@ class Lime(FitsCells):
         rule = written_out(
             IndependentCoins(context.key / "masks", task.draw_ids, features, self.draws, keep), len(task)
         )
-        answers = probe(task, rule, response="logit", key=context.key, with_clean=True)
+        answers = probe(task, rule, response="logit", key=context.key, with_clean=True, memo=context.memo)
         there = task.space.counts(len(task)).to(task.device)[:, None].double()
         out = answers.new_empty(len(task), features)
         for some in sample_blocks(len(task), self.draws * features, task.device):

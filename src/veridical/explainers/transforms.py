@@ -20,7 +20,7 @@ from veridical.errors import InputError
 from veridical.explainers.base import Explainer, as_explainer, registry
 from veridical.explainers.gradients import Gradient
 from veridical.functional import positions
-from veridical.models.context import Context
+from veridical.models.context import Context, Memo
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -149,14 +149,19 @@ class Transform(Explainer):
         """The changed explanation; a transform that draws uses the key."""
         return explanation
 
-    def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
-        made = self.explainer(task, key)
+    def __call__(
+        self,
+        task: Task,
+        key: Key = Key(0),  # noqa: B008 (frozen)
+        memo: Memo | None = None,
+    ) -> Explanation:
+        made = self.explainer(task, key, memo)
         changed = self.transform(made, key / self.kind)
         provenance = {**made.provenance, "explainer": self.to_json()}
         return replace(changed, explainer=self.name, provenance=provenance)
 
     def attribute(self, task: Task, context: Context) -> Tensor:
-        return self(task, context.key).values
+        return self(task, context.key, context.memo).values
 
     def why_not(self, task: Task) -> str | None:
         return self.explainer.why_not(task)
@@ -279,10 +284,15 @@ class OtherClass(Transform):
             return "the model has one output, and so no other class"
         return super().why_not(task)
 
-    def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
+    def __call__(
+        self,
+        task: Task,
+        key: Key = Key(0),  # noqa: B008 (frozen)
+        memo: Memo | None = None,
+    ) -> Explanation:
         self.check(task)
         others = task.outputs.scatter(1, task.targets[:, None], -torch.inf).argmax(1)
-        made = super().__call__(task.with_targets(others), key)
+        made = super().__call__(task.with_targets(others), key, memo)
         return replace(made, targets=task.targets)
 
 

@@ -25,6 +25,7 @@ from veridical.fidelity.removal import (
     sizes_once,
 )
 from veridical.functional import area_under_curve, round_to_grid
+from veridical.models.context import Memo
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets
 from veridical.perturb.subset_table import FEW, has_few, places_of
@@ -83,6 +84,7 @@ def measure(
     signs: Sequence[Sign] = SIGNS,
     bernoulli: bool = False,
     key: Key = Key(0),  # noqa: B008 (frozen)
+    memo: Memo | None = None,
 ) -> Mapping[Sign, Falls]:
     """Measure how far the right answer falls at every size and sign, over all draws, in one pass.
 
@@ -111,22 +113,24 @@ def measure(
         Whether each feature leaves on its own with the probability that gives the count on average.
     key : Key
         Key of the draws.
+    memo : Memo, optional
+        What the call has computed so far: of few features each subset is evaluated once.
 
     Returns
     -------
     dict of str to Falls
         Sizes, counts and falls of each sign.
     """
-    levels = evaluated_sizes(task, levels)
+    levels, memo = evaluated_sizes(task, levels), memo or Memo()
     rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)
     shape = (draws, len(rule.signs), len(levels))
     whole = enumerable_sizes(task, rule)
     if task.space.valid is None:
-        falls = exact_falls(task, rule, truth, key, *whole) if whole else None
+        falls = exact_falls(task, rule, truth, key, *whole, memo=memo) if whole else None
     else:
-        falls = _mixed_falls(task, rule, truth, shape, key, whole) if whole else None
+        falls = _mixed_falls(task, rule, truth, shape, key, whole, memo) if whole else None
     if falls is None:
-        falls = _drawn_falls(task, rule, truth, shape, key)
+        falls = _drawn_falls(task, rule, truth, shape, key, memo)
     out: dict[Sign, Falls] = {}
     once = torch.ones_like(rule.sizes, dtype=torch.bool)
     if task.space.valid is not None:
@@ -149,22 +153,30 @@ def evaluated_sizes(task: Task, levels: Sequence[float]) -> tuple[float, ...]:
 
 
 def _mixed_falls(
-    task: Task, rule: Removals, truth: Tensor, shape: tuple[int, int, int], key: Key, whole: Sequence[int]
+    task: Task,
+    rule: Removals,
+    truth: Tensor,
+    shape: tuple[int, int, int],
+    key: Key,
+    whole: Sequence[int],
+    memo: Memo,
 ) -> Tensor:
     """The same where samples differ in length: exact for the short ones, drawn for the others."""
     falls = torch.empty(2, len(task), *shape[1:], dtype=torch.float64, device=task.device)
     drawn = torch.ones_like(rule.n, dtype=torch.bool)
     for n in whole:
         rows = (rule.n == n).nonzero()[:, 0]
-        falls[:, rows] = exact_falls(task[rows], rule.take(rows), truth[rows], key, n)
+        falls[:, rows] = exact_falls(task[rows], rule.take(rows), truth[rows], key, n, memo=memo)
         drawn[rows] = False
     rows = drawn.nonzero()[:, 0]
     if len(rows):
-        falls[:, rows] = _drawn_falls(task[rows], rule.take(rows), truth[rows], shape, key)
+        falls[:, rows] = _drawn_falls(task[rows], rule.take(rows), truth[rows], shape, key, memo)
     return falls
 
 
-def _drawn_falls(task: Task, rule: Removals, truth: Tensor, shape: tuple[int, int, int], key: Key) -> Tensor:
+def _drawn_falls(
+    task: Task, rule: Removals, truth: Tensor, shape: tuple[int, int, int], key: Key, memo: Memo
+) -> Tensor:
     """Mean falls (2, N, signs, sizes) over draws, as indicator and as probability."""
     size = max(1, ANSWERS_AT_ONCE // max(1, rule.count * 2 * task.n_outputs))
     found: list[Tensor] = []
@@ -172,7 +184,7 @@ def _drawn_falls(task: Task, rule: Removals, truth: Tensor, shape: tuple[int, in
         piece = slice(at, at + size)
         whole = size >= len(task)
         part, some = (task, rule) if whole else (task[piece], rule.take(piece))
-        answers = probe(part, some, key=key, with_clean=True, all_outputs=True, predictions=True)
+        answers = probe(part, some, key=key, with_clean=True, all_outputs=True, predictions=True, memo=memo)
         values = round_to_grid(
             torch.stack(correctness_of(answers, truth[piece], part)), task.predictor.rounding
         )
@@ -237,7 +249,9 @@ def enumerable_sizes(task: Task, rule: Removals) -> list[int]:
     return [n for n in found if n <= most and rule.count >= 2**n]
 
 
-def exact_falls(task: Task, rule: Removals, truth: Tensor, key: Key, n: int) -> Tensor:
+def exact_falls(
+    task: Task, rule: Removals, truth: Tensor, key: Key, n: int, *, memo: Memo | None = None
+) -> Tensor:
     """Expected falls (2, N, signs, sizes) of samples of n features, as indicator and as probability."""
     answers = probe(
         task,
@@ -246,6 +260,7 @@ def exact_falls(task: Task, rule: Removals, truth: Tensor, key: Key, n: int) -> 
         with_clean=True,
         all_outputs=True,
         predictions=True,
+        memo=memo,
     )
     values = round_to_grid(torch.stack(correctness_of(answers, truth, task)))
     many = rule.edges.shape[-1]

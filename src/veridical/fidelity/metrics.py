@@ -20,7 +20,7 @@ from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.removal import Sign, check_levels
 from veridical.metrics.base import Outcome, RankingMetric, register
 from veridical.metrics.tie_orders import merged, over_orders
-from veridical.models.context import Context
+from veridical.models.context import Context, Memo
 from veridical.perturb.subset_table import has_few
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
@@ -103,18 +103,25 @@ class Fidelity(RankingMetric):
         artefact = self.artefact(task)
         return task if artefact is None else artefact.evaluator(task)
 
-    def falls(self, task: Task, explanation: Explanation, key: Key) -> Falls:
+    def falls(self, task: Task, explanation: Explanation, key: Key, memo: Memo | None = None) -> Falls:
         """The falls over sizes, both variants, in one pass."""
         truth = reference_labels(task, self.reference)
         evaluator = self.model_task(task)
         found = measure(
-            evaluator, explanation, truth, levels=self.sizes, signs=(self.sign,), key=key, **self.removal
+            evaluator,
+            explanation,
+            truth,
+            levels=self.sizes,
+            signs=(self.sign,),
+            key=key,
+            memo=memo,
+            **self.removal,
         )
         return found[self.sign]
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         # both signs and all fidelity metrics meet the same draws
-        falls = self.falls(task, explanation, context.key.parent / "fidelity")
+        falls = self.falls(task, explanation, context.key.parent / "fidelity", context.memo)
         return self.outcome(task, explanation, falls)
 
     def outcome(self, task: Task, explanation: Explanation, falls: Falls) -> Outcome:
@@ -194,7 +201,7 @@ class RFid(Fidelity):
         orders = self.tie_orders(task, explanation, context.key)
         drawn, whole = self._drawn(task), self._on_perturbed(task)
         if not explanation.has_ties or orders.most == 1 or whole or not any(drawn):
-            evaluate = partial(self._on_its_draws, context.key, False)
+            evaluate = partial(self._on_its_draws, context, False)
             return over_orders(evaluate, task, orders, context.key, whole)
         # one ranking for a share of the draws each: as many draws in all as for a map without ties
         shares = [count * by_draws for count, by_draws in zip(orders.each, drawn, strict=True)]
@@ -203,13 +210,16 @@ class RFid(Fidelity):
             which = [row for row, share in enumerate(shares) if share == count]
             metric = replace(self, draws=-(-self.draws // count)) if count else self
             rows = torch.tensor(which, device=task.inputs.device)
-            evaluate = partial(metric._on_its_draws, context.key, bool(count))
+            evaluate = partial(metric._on_its_draws, context, bool(count))
             parts.append((rows, over_orders(evaluate, task[rows], orders.take(which), context.key)))
         return merged(parts, len(task.inputs))
 
-    def _on_its_draws(self, key: Key, own: bool, task: Task, explanation: Explanation, which: int) -> Outcome:
+    def _on_its_draws(
+        self, context: Context, own: bool, task: Task, explanation: Explanation, which: int
+    ) -> Outcome:
+        key = context.key
         own_key = key.parent / which / key.path[-1] if own and which else key
-        return self.evaluate(task, explanation, Context(own_key))
+        return self.evaluate(task, explanation, context.with_key(own_key))
 
     def _drawn(self, task: Task) -> list[bool]:
         """Which samples are evaluated by draws; of few features all subsets are, whatever the ranking."""

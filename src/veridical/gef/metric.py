@@ -22,7 +22,7 @@ from veridical.gef.noise_path import NoisePath, Rule, find_path
 from veridical.gef.perturbation_log import log_of_score
 from veridical.gef.perturbed_model import Perturbation, PerturbedModels
 from veridical.metrics.base import CONSTANT, ExplainerMetric, Outcome, register
-from veridical.models.context import Context
+from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
 from veridical.models.embeddings import embedding_layer
 from veridical.models.plan import memory_budget
@@ -158,6 +158,7 @@ class GEF(ExplainerMetric):
         task: Task,
         explainers: Mapping[str, Explainer],
         key: Key = Key(0),  # noqa: B008 (frozen)
+        memo: Memo | None = None,
     ) -> dict[str, Scores | Exception]:
         """Score several explainers on the same perturbed models, each drawn and evaluated once for all.
 
@@ -171,6 +172,8 @@ class GEF(ExplainerMetric):
             The explainers by label.
         key : Key
             Decides all draws.
+        memo : Memo, optional
+            What a larger call has computed so far.
 
         Returns
         -------
@@ -182,7 +185,7 @@ class GEF(ExplainerMetric):
         for who in group:
             with group.working(who, task):
                 explainers[who].check(task)
-        context = Context.begun(task.predictor, key / self.name)
+        context = Context.begun(task.predictor, key / self.name, memo)
         outcomes = self._outcomes(task, group, context.key)
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():

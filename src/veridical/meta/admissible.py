@@ -32,8 +32,8 @@ from veridical.meta.damage import (
 )
 from veridical.meta.dependence import PLACELESS
 from veridical.metrics.base import AnyMetric, Metric
+from veridical.models.context import Memo
 from veridical.models.cost import Cost
-from veridical.perturb.shared_work import sharing
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -264,37 +264,37 @@ def planted_damage(
         raise InputError("give at least one metric to plant damage for")
     if not 0 < level < 1:
         raise InputError(f"level lies between 0 and 1, got {level}")
-    with sharing(task):
-        maps = as_explanation(reference_for(task) if reference is None else reference, task, seed)
-        steps = damaged_maps(maps, levels, blends, Key(seed) / "planted damage")
-        chains = {kind: [i for i, step in enumerate(steps) if step.kind in (NONE, kind)] for kind in KINDS}
-        chains = {kind: chain for kind, chain in chains.items() if len(chain) > 1}
-        distinct = {kind: distinct_maps([steps[i] for i in chain]) for kind, chain in chains.items()}
-        there = int((maps.spread & ~maps.missing).sum())
-        tested = {}
-        for label, metric in track(list(metrics.items()), "planting damage", progress):
-            scores, cost, why = torch.empty(0, len(task)), Cost(), _inapplicable_reason(metric, task)
-            if there < MIN_SAMPLES:
-                apart = f"the maps of {maps.explainer} tell features apart in {there} of {len(task)} samples"
-                why = f"{apart}, and it takes {MIN_SAMPLES}"
-            if not why:
-                scores, cost, why = _scores(metric, task, steps, Key(seed))
-            ties = tolerance(task) * scores.abs().nan_to_num(0.0, 0.0, 0.0).amax(0) if not why else 0.0
-            each = {
-                k: concordance(scores[chain], distinct[k], ties) for k, chain in chains.items() if not why
-            }
-            tested[label] = Admissibility(label, metric.category, each, scores, cost, level, why)
+    memo = Memo()
+    maps = as_explanation(reference_for(task) if reference is None else reference, task, seed, memo=memo)
+    steps = damaged_maps(maps, levels, blends, Key(seed) / "planted damage")
+    chains = {kind: [i for i, step in enumerate(steps) if step.kind in (NONE, kind)] for kind in KINDS}
+    chains = {kind: chain for kind, chain in chains.items() if len(chain) > 1}
+    distinct = {kind: distinct_maps([steps[i] for i in chain]) for kind, chain in chains.items()}
+    there = int((maps.spread & ~maps.missing).sum())
+    tested = {}
+    for label, metric in track(list(metrics.items()), "planting damage", progress):
+        scores, cost, why = torch.empty(0, len(task)), Cost(), _inapplicable_reason(metric, task)
+        if there < MIN_SAMPLES:
+            apart = f"the maps of {maps.explainer} tell features apart in {there} of {len(task)} samples"
+            why = f"{apart}, and it takes {MIN_SAMPLES}"
+        if not why:
+            scores, cost, why = _scores(metric, task, steps, Key(seed), memo)
+        ties = tolerance(task) * scores.abs().nan_to_num(0.0, 0.0, 0.0).amax(0) if not why else 0.0
+        each = {k: concordance(scores[chain], distinct[k], ties) for k, chain in chains.items() if not why}
+        tested[label] = Admissibility(label, metric.category, each, scores, cost, level, why)
     applied = tuple((step.kind, step.share) for step in steps)
     return PlantedDamage(tested, maps.explainer, applied, maps.cost, there, len(task))
 
 
-def _scores(metric: AnyMetric, task: Task, steps: Sequence[Step], key: Key) -> tuple[Tensor, Cost, str]:
+def _scores(
+    metric: AnyMetric, task: Task, steps: Sequence[Step], key: Key, memo: Memo
+) -> tuple[Tensor, Cost, str]:
     """The scores of every map (K, N), higher is better, their rows, and what went wrong."""
     found, cost = [], Cost()
     assert isinstance(metric, Metric)
     try:
         for step in steps:
-            scores = metric(task, step.maps, key)
+            scores = metric(task, step.maps, key, memo)
             found.append(scores.utility.double())
             cost = cost + scores.cost
     except Exception as error:  # a metric that fails must not silence the others

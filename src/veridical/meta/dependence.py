@@ -20,6 +20,7 @@ from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.explainers import Explainer
 from veridical.functional import spearman
+from veridical.models.context import Memo
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -140,8 +141,13 @@ class Altered(StandIn):
     """"permuted" deals a map's values anew, anything else replaces them by random ones."""
     name: ClassVar[str] = "altered"
 
-    def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
-        return altered(self.inner(task, key), self.how, key / self.how)
+    def __call__(
+        self,
+        task: Task,
+        key: Key = Key(0),  # noqa: B008 (frozen)
+        memo: Memo | None = None,
+    ) -> Explanation:
+        return altered(self.inner(task, key, memo), self.how, key / self.how)
 
 
 FACTS = frozenset(

@@ -32,9 +32,9 @@ from veridical.meta.perturbations import Mode, Perturbation, Test, held, outputs
 from veridical.meta.result import MetricScores
 from veridical.meta.sanity import UNPERTURBED
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
+from veridical.models.context import Memo
 from veridical.models.cost import Cost
 from veridical.perturb.fills import Token
-from veridical.perturb.shared_work import sharing
 from veridical.values.evaluation import Failure
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -80,7 +80,12 @@ class Recalled(StandIn):
     """The task that is answered with it."""
     name: ClassVar[str] = "recalled"
 
-    def __call__(self, task: Task, key: Key = Key(0)) -> Explanation:  # noqa: B008 (frozen)
+    def __call__(
+        self,
+        task: Task,
+        key: Key = Key(0),  # noqa: B008 (frozen)
+        memo: Memo | None = None,
+    ) -> Explanation:
         same = (
             task.predictor.weights is self.of.predictor.weights
             and task.predictor.wraps == self.of.predictor.wraps
@@ -88,7 +93,7 @@ class Recalled(StandIn):
             and torch.equal(task.targets, self.of.targets)
             and torch.equal(task.inputs, self.of.inputs)
         )
-        return self.kept if same else self.inner(task, key)
+        return self.kept if same else self.inner(task, key, memo)
 
 
 @dataclass(eq=False)
@@ -119,6 +124,8 @@ class ScoringRun:
     bases: dict[Test, Task] = field(default_factory=dict)
     old_maps: dict[str, Explanation] = field(default_factory=dict)
     to_reach: dict[str, tuple[str, str, Tensor, Tensor]] = field(default_factory=dict)
+    memo: Memo = field(default_factory=Memo)
+    """What the scores of the present perturbation have in common."""
 
     def run(
         self,
@@ -191,23 +198,24 @@ class ScoringRun:
     # --- one perturbation ----------------------------------------------------------------------------------
 
     def _score_base(self, base: Task, tests: list[Test]) -> None:
+        self.memo = Memo()
         key = self.root / UNPERTURBED
         if base is not self.task:
             for metric in self.metrics.values():
                 share_finetuned(metric, self.task, base, lambda task: unperturbed(task, tests[0]))
-        with sharing(base):
-            maps = {who: self._explain(method, base, key) for who, method in self.explainers.items()}
-            if self.published and base is self.bases.get("ipt"):
-                self.old_maps = maps
-            for label in list(self.metrics):
-                with self._guarded(label):
-                    scores = self._scores(label, base, self.explainers, maps, key)
-                    for test in tests:
-                        self.scores[label].unperturbed[test][:] = torch.stack(list(scores.values()))
-                    if tests[0] == self.tests[0]:
-                        self._check_dependence(label, base, maps, key, scores)
+        maps = {who: self._explain(method, base, key) for who, method in self.explainers.items()}
+        if self.published and base is self.bases.get("ipt"):
+            self.old_maps = maps
+        for label in list(self.metrics):
+            with self._guarded(label):
+                scores = self._scores(label, base, self.explainers, maps, key)
+                for test in tests:
+                    self.scores[label].unperturbed[test][:] = torch.stack(list(scores.values()))
+                if tests[0] == self.tests[0]:
+                    self._check_dependence(label, base, maps, key, scores)
 
     def _score_perturbed(self, drawn: Perturbation) -> None:
+        self.memo = Memo()
         perturbation, made, outputs, kept = self._drawn(drawn)
         test, mode, draw = perturbation.test, perturbation.mode, perturbation.draw
         place, row = (test, mode), self.iterations.index(perturbation.iteration)
@@ -241,16 +249,15 @@ class ScoringRun:
             methods = {who: Recalled(method, maps[who], made) for who, method in methods.items()}
         else:
             maps = {who: self._explain(method, made, key) for who, method in methods.items()}
-        with sharing(made):
-            for label in list(self.metrics):
-                with self._guarded(label):
-                    scores = self._scores(label, made, methods, maps, key)
-                    seen = torch.stack(list(scores.values())).double()
-                    if not isinstance(some, slice):
-                        seen = _unmoved(seen, self.scores[label].unperturbed[test][:, some], outputs)
-                    self.scores[label].perturbed[place][row, draw][:, some] = seen
-                    if mode == "ar" and test == self.tests[0]:
-                        self._check_reach(label, made, maps, key, scores)
+        for label in list(self.metrics):
+            with self._guarded(label):
+                scores = self._scores(label, made, methods, maps, key)
+                seen = torch.stack(list(scores.values())).double()
+                if not isinstance(some, slice):
+                    seen = _unmoved(seen, self.scores[label].unperturbed[test][:, some], outputs)
+                self.scores[label].perturbed[place][row, draw][:, some] = seen
+                if mode == "ar" and test == self.tests[0]:
+                    self._check_reach(label, made, maps, key, scores)
 
     def _drawn(self, perturbation: Perturbation) -> tuple[Perturbation, Task, Tensor, Tensor]:
         """A perturbed task, its outputs and the samples that count; drawn again where these are too few."""
@@ -265,7 +272,7 @@ class ScoringRun:
         return tried, made, outputs, kept
 
     def _explain(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
-        explanation = explainer(task, key / "explain")
+        explanation = explainer(task, key / "explain", self.memo)
         self.explanations += 1
         self.explanation_cost = self.explanation_cost + explanation.cost
         return explanation
@@ -284,9 +291,9 @@ class ScoringRun:
         own = (self.root / UNPERTURBED if label in self.fixed else key) / "score"
         found: Mapping[str, Any] = {}
         if isinstance(metric, ExplainerMetric):
-            found = dict(metric.score_all(task, methods, own))
+            found = dict(metric.score_all(task, methods, own, self.memo))
         elif isinstance(metric, Metric):
-            found = {who: metric(task, maps[who], own) for who in methods}
+            found = {who: metric(task, maps[who], own, self.memo) for who in methods}
         else:
             raise InputError(f"'{label}' scores neither maps nor methods")
         for scores in found.values():

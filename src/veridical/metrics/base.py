@@ -15,7 +15,7 @@ from veridical.core.settings import Settings
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explainers.first_maps import FirstMaps
-from veridical.models.context import Context
+from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
 from veridical.perturb.backgrounds import Backgrounds
 from veridical.perturb.fills import Fill
@@ -194,9 +194,15 @@ class Metric(AnyMetric):
         """What takes the place of removed features; None if the metric removes nothing."""
         return getattr(self, "fill", None) or task.fill
 
-    def __call__(self, task: Task, explanation: Explanation, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
-        """Score every sample."""
-        context = Context.begun(task.predictor, key / self.name)
+    def __call__(
+        self,
+        task: Task,
+        explanation: Explanation,
+        key: Key = Key(0),  # noqa: B008 (frozen)
+        memo: Memo | None = None,
+    ) -> Scores:
+        """Score every sample; with `memo` as a part of a larger call."""
+        context = Context.begun(task.predictor, key / self.name, memo)
         self.check(task)
         explanation = explanation.matching(task)
         missing = None if explanation.whole else explanation.missing
@@ -232,10 +238,16 @@ class ExplainerMetric(AnyMetric):
         """One value per sample."""
         raise NotApplicableError(f"metric '{self.name}' does not say how it evaluates")
 
-    def __call__(self, task: Task, explainer: Explainer, key: Key = Key(0)) -> Scores:  # noqa: B008 (frozen)
-        """Score every sample."""
+    def __call__(
+        self,
+        task: Task,
+        explainer: Explainer,
+        key: Key = Key(0),  # noqa: B008 (frozen)
+        memo: Memo | None = None,
+    ) -> Scores:
+        """Score every sample; with `memo` as a part of a larger call."""
         first = FirstMaps(task)
-        context = replace(Context.begun(task.predictor, key / self.name), notice=first.notice)
+        context = replace(Context.begun(task.predictor, key / self.name, memo), notice=first.notice)
         self.check(task)
         explainer.check(task)
         outcome = self.evaluate(task, explainer, context)
@@ -256,12 +268,14 @@ class ExplainerMetric(AnyMetric):
         task: Task,
         explainers: Mapping[str, Explainer],
         key: Key = Key(0),  # noqa: B008 (frozen)
+        memo: Memo | None = None,
     ) -> dict[str, Scores | Exception]:
         """The scores of several methods, or what a method raised; a metric may share work between them."""
         out: dict[str, Scores | Exception] = {}
+        memo = memo or Memo()
         for who, explainer in explainers.items():
             try:
-                out[who] = self(task, explainer, key)
+                out[who] = self(task, explainer, key, memo)
             except Exception as error:
                 out[who] = error
         return out

@@ -5,7 +5,7 @@ from veridical.core.lazy import lazy_names
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Context": "veridical.models.context",
+        **dict.fromkeys(("Context", "Memo"), "veridical.models.context"),
         "Cost": "veridical.models.cost",
         "Generation": "veridical.data.generation",
         "Plan": "veridical.models.predictor",

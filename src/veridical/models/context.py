@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -14,6 +15,28 @@ from veridical.models.cost import Cost, Tally
 if TYPE_CHECKING:
     from veridical.models.plan import Plan
     from veridical.models.predictor import Predictor
+
+T = TypeVar("T")
+
+
+class Memo:
+    """What one call has computed, by the task or predictor it belongs to; forgotten with the call.
+
+    Explanations and scores made with one memo ask the model once for what they have in common; its rows
+    count where they were asked first. Two calls never share, so what a result costs by itself does not
+    depend on who asked before. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
+
+    def once(self, owner: object, name: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, or gave before to the same owner and name."""
+        kept = self._kept.setdefault(owner, {})
+        if name not in kept:
+            kept[name] = make()
+        found: T = kept[name]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +59,18 @@ class Context:
     """Where an explainer that draws notes how far the halves of its draws agree; None: nobody reads it."""
     notice: Callable[[Any, Any, Tensor], None] | None = None
     """Told of the maps (task, space, values) that a metric has made."""
+    memo: Memo = field(default_factory=Memo)
+    """What has been computed in this call so far."""
 
     @classmethod
-    def begun(cls, predictor: Predictor, key: Key) -> Context:
-        """The context of a call that begins now; refuses where the caller's model has changed."""
+    def begun(cls, predictor: Predictor, key: Key, memo: Memo | None = None) -> Context:
+        """The context of a call that begins now; refuses where the caller's model has changed.
+
+        With `memo` it is a part of a larger call and shares what that one has computed.
+        """
         predictor.source.check()
         tally = predictor.meter.here
-        return cls(key, predictor.plan, tally, replace(tally))
+        return cls(key, predictor.plan, tally, replace(tally), memo=memo or Memo())
 
     def with_key(self, key: Key) -> Context:
         """The same call with another key."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from veridical.core.key import Key
 from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
+from veridical.models.context import Memo
 from veridical.models.output_heads import Response
 from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.models.sessions import Session
@@ -40,13 +41,15 @@ def probe(
     with_clean: bool = False,
     all_outputs: bool = False,
     predictions: bool = False,
+    memo: Memo | None = None,
 ) -> Tensor:
     """Ask the model about every mask: responses (N, M) of the explained output, in float64.
 
     `with_clean` puts the response to the unmasked input in front (N, M + 1). Responses are rounded to the
     grid within which equal inputs tie, and masks that remove only features equal to their fill answer
     exactly alike. `all_outputs` gives (N, M, C) instead, unrounded; with `predictions` (N, M, 2C), behind the
-    answers how often, over the rows of the fill, each output is the one predicted.
+    answers how often, over the rows of the fill, each output is the one predicted. Probes with the same
+    `memo` ask each set of removed features once where samples have few.
     """
     if rule.count < 1:
         raise InputError("the mask rule makes no masks, so there is nothing to ask")
@@ -58,10 +61,10 @@ def probe(
         at_once = max(1, subset_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
         if len(task.inputs) > at_once or (task.space.valid is not None and not bool(few.all())):
             asking = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean)
-            asking = partial(asking, all_outputs=all_outputs, predictions=predictions)
+            asking = partial(asking, all_outputs=all_outputs, predictions=predictions, memo=memo or Memo())
             cut = [*few.nonzero()[:, 0].split(at_once), *(~few).nonzero()[:, 0].split(at_once)]
             return _in_parts(task, rule, cut, asking)
-        asked = _from_table(task, rule, behind, response, all_outputs, predictions)
+        asked = _from_table(task, rule, behind, response, all_outputs, predictions, memo or Memo())
     else:
         matters = None if all_outputs else behind.matters()
         signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
@@ -112,9 +115,10 @@ def _from_table(
     response: Response,
     all_outputs: bool,
     predictions: bool,
+    memo: Memo,
 ) -> Tensor:
     """Answers (N, M, C or none) where samples have few features: each set of them is asked once."""
-    place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), behind)
+    place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), behind, memo)
     which = subset_table.LOGIT if response == "logit" else subset_table.PROBABILITY
     if not all_outputs:
         return answers[place, which, task.targets[:, None]]

@@ -2,21 +2,19 @@
 
 A mask of at most 12 features is a number whose bit i says that the i-th feature is gone. For each (sample,
 mask) the means over the fill's rows are kept of every output's logit and probability and of whether it is the
-class predicted, so that all metrics and explainers of a task, and its subsets, share them.
+class predicted, so that all metrics and explainers of one call share them, on a task and its subsets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import count
-from threading import local
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
+from veridical.models.context import Memo
 from veridical.models.predictor import take_side
 from veridical.models.sessions import Session
 from veridical.perturb.backgrounds import Backgrounds
@@ -36,35 +34,20 @@ _BUILT_IN = (Constant, Zero, Token, Mean, Marginal, UniformNoise, Blur)
 _CELLS_AT_ONCE = 2**24  # features of masks that are written out together
 
 
-class _Thread:
-    """Lives as long as its thread."""
-
-
-_HERE, _NUMBERS = local(), count()
-_THREADS: WeakValueDictionary[int, _Thread] = WeakValueDictionary()
-
-
-def _thread() -> int:
-    """A number of this thread that no other gets; Python gives those of ended ones to new ones."""
-    if not hasattr(_HERE, "number"):
-        _HERE.thread, _HERE.number = _Thread(), next(_NUMBERS)
-        _THREADS[_HERE.number] = _HERE.thread
-    number: int = _HERE.number
-    return number
-
-
 @dataclass(eq=False)
 class SubsetTable:
     """Outputs (K, 3, C) under masks, sorted by a number (K,) of the sample and mask they belong to."""
 
+    train: Tensor | None = None
+    """The reference rows that its fill draws from."""
     held: tuple[Tensor, Tensor] | None = None
     """The numbers and the outputs; None while there are none."""
     samples: dict[int, int] = field(default_factory=dict)
     """The number of each sample by its content."""
 
-    def rows(self, task: Task) -> Tensor:
+    def rows(self, task: Task, memo: Memo) -> Tensor:
         """The number of each sample (N,), by its content: noisy copies of an input share its id."""
-        made: list[int] = task.cached("content of samples", lambda: _contents(task).tolist())
+        made = memo.once(task, "content of samples", lambda: _contents(task).tolist())
         return torch.tensor(
             [self.samples.setdefault(i, len(self.samples)) for i in made], device=task.inputs.device
         )
@@ -93,10 +76,12 @@ class SubsetTable:
 
 
 def _contents(task: Task) -> Tensor:
-    """64 bits for each sample's id, input and side inputs (N,)."""
+    """64 bits for each sample's id, input, side inputs and features (N,)."""
     side = task.side.values() if isinstance(task.side, dict) else task.side
-    mixed = keyed.content_ids(task.ids[:, None])
-    for part in (task.inputs, *side):
+    mixed, space = keyed.content_ids(task.ids[:, None]), task.space
+    labels = space.labels if space.per_sample else space.labels[None].expand(len(task), *space.labels.shape)
+    valid = () if space.valid is None else (space.valid,)
+    for part in (task.inputs, *side, labels, *valid):
         mixed = keyed.content_ids(torch.stack([mixed, keyed.content_ids(part)], -1))
     return mixed
 
@@ -133,26 +118,20 @@ def codes_of(task: Task, rule: MaskRule) -> Tensor:
     return out
 
 
-def answers_to(task: Task, codes: Tensor, behind: Backgrounds) -> tuple[Tensor, Tensor]:
+def answers_to(task: Task, codes: Tensor, behind: Backgrounds, memo: Memo) -> tuple[Tensor, Tensor]:
     """Where the answers to masks (N, M) lie in the table, and the table (K, 3, C) itself.
 
     Masks that differ only in features equal to their fill are one, and the mask of none is the input.
     """
-    tables: dict[tuple[Fill, object, int], SubsetTable] = task.mask_answers
-    fill = behind.fill
+    fill, train = behind.fill, task.train
     drawn = fill.draw_of(behind.key) if fill.follows_seed(task) else None
-    # one per thread: two that number samples at the same time would give two the same number
-    place_of_ours = fill, drawn, _thread()
-    if place_of_ours not in tables:
-        for gone in [place for place in list(tables) if place[2] not in _THREADS]:
-            tables.pop(gone, None)
-    table = tables.setdefault(place_of_ours, SubsetTable())
+    table = memo.once(task.predictor, ("subsets", fill, drawn, id(train)), lambda: SubsetTable(train))
     matters = behind.matters()
     if matters is not None:
         codes = codes & torch.where(matters, _bits(task), 0).sum(-1, keepdim=True)
     # a session, though nothing may be left to ask: it looks whether the model is still the one that answered
     with Session(task.predictor):
-        rows = table.rows(task)
+        rows = table.rows(task, memo)
         keys = (rows[:, None] << FEW) | codes
         place, known = table.find(keys)
         if not bool(known.all()):

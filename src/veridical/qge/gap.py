@@ -28,7 +28,6 @@ from veridical.metrics.faithfulness._common import RankPath
 from veridical.metrics.tie_orders import TIE_VARIANCE, over_orders
 from veridical.models.context import Context
 from veridical.perturb.rules import removed_share
-from veridical.perturb.shared_work import sharing
 from veridical.qge.paths import digest, path_of, random_orders, responses_along, scores_along
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
@@ -181,9 +180,8 @@ class MapGap(_Gap, Metric):
         if unmoved_by_inversion(self.metric):
             return undefined(task)
         ranks = self.metric.over_orders
-        with sharing(task):
-            orders = replace(self._orders(task, explanation, context.key), mirrored=True)
-            return over_orders(partial(self._along, context.key), task, orders, context.key, whole=not ranks)
+        orders = replace(self._orders(task, explanation, context.key), mirrored=True)
+        return over_orders(partial(self._along, context), task, orders, context.key, whole=not ranks)
 
     def _orders(self, task: Task, explanation: Explanation, key: Key) -> TieOrders:
         """The rankings that agree with the map; each is judged together with its reverse."""
@@ -194,14 +192,14 @@ class MapGap(_Gap, Metric):
         # where a metric reads values, those of the inverse depend on the ranking even if its own do not
         return TieOrders.of(explanation)
 
-    def _along(self, key: Key, task: Task, explanation: Explanation, which: int) -> Outcome:
+    def _along(self, context: Context, task: Task, explanation: Explanation, which: int) -> Outcome:
         assert isinstance(self.metric, Metric)
-        own, other = self.keys(key)
+        own, other = map(context.with_key, self.keys(context.key))
         inverse = explanation.inverted()
         if not self.independent_draws:
             return self.gap(*paired(self.metric, task, explanation, inverse, own))
         evaluate = self.metric.evaluate_with_ties
-        return self.gap(evaluate(task, explanation, Context(own)), evaluate(task, inverse, Context(other)))
+        return self.gap(evaluate(task, explanation, own), evaluate(task, inverse, other))
 
 
 @dataclass(frozen=True)
@@ -250,19 +248,16 @@ class MapAboveRandom(_AboveRandom, Metric):
         assert isinstance(self.metric, Metric)
         if self.metric.permutation_invariant:
             return undefined(task)
-        own = self.own_key(context.key)
+        own = context.with_key(self.own_key(context.key))
         drawn = orders_for(explanation, task.draw_ids, context.key, self.draws)
         path = path_of(self.metric, task)
         if path is None:
             maps = [explanation, *(explanation.along(drawn[:, k]) for k in range(self.draws))]
-            with sharing(task):
-                first, *randoms = [
-                    self.metric.evaluate_with_ties(task, map_, context.with_key(own)) for map_ in maps
-                ]
+            first, *randoms = [self.metric.evaluate_with_ties(task, map_, own) for map_ in maps]
             return self.above(first, randoms)
         if explanation.has_ties:
             values = scores_along(task, path, lambda at, n: drawn[:, at : at + n], self.draws, own)
-            first = self.metric.evaluate_with_ties(task, explanation, context.with_key(own))
+            first = self.metric.evaluate_with_ties(task, explanation, own)
             return self.above(first, [Outcome(v) for v in values.unbind(-1)])
         orders = torch.cat([explanation.order[:, None], drawn], 1)
         values = scores_along(task, path, lambda at, n: orders[:, at : at + n], self.draws + 1, own)
@@ -379,7 +374,7 @@ def QRand(metric: Any, draws: int = 1) -> MapAboveRandom | MethodAboveRandom:  #
 
 
 def paired(
-    metric: Metric, task: Task, explanation: Explanation, inverse: Explanation, key: Key
+    metric: Metric, task: Task, explanation: Explanation, inverse: Explanation, context: Context
 ) -> tuple[Outcome, Outcome]:
     """The outcomes of a map and of its inverse under the same draws, sharing what they can.
 
@@ -388,11 +383,10 @@ def paired(
     """
     path = path_of(metric, task)
     if path is None:
-        with sharing(task):
-            first, second = (metric.evaluate_with_ties(task, e, Context(key)) for e in (explanation, inverse))
-            return first, second
+        first, second = (metric.evaluate_with_ties(task, e, context) for e in (explanation, inverse))
+        return first, second
     both = torch.stack([explanation.order, inverse.order], 1)
-    responses = responses_along(task, path, both, key)
+    responses = responses_along(task, path, both, context)
     values = path.score(responses)
     share = removed_share(task, path.counts).mean(0)
     first, second = (Outcome(values[:, i], curve=_curve(path, share, responses[:, i])) for i in range(2))

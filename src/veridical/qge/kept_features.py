@@ -56,7 +56,13 @@ class KeptFeatures(RankingMetric):
         path = self.path(task)
         rule = RankThreshold(explanation.ranks, path.counts)
         responses = probe(
-            task, rule, response=self.response, fill=self.fill, key=context.key, with_clean=True
+            task,
+            rule,
+            response=self.response,
+            fill=self.fill,
+            key=context.key,
+            with_clean=True,
+            memo=context.memo,
         )
         kept = 1 - removed_share(task, path.counts)
         return Outcome(

@@ -18,6 +18,7 @@ from veridical.core.key import Key
 from veridical.functional import positions
 from veridical.metrics.base import AnyMetric
 from veridical.metrics.faithfulness._common import RankPath
+from veridical.models.context import Context
 from veridical.perturb.probe import probe
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -65,16 +66,16 @@ class _ManyRankings:
         return torch.where(seen == 0, 0, 1 + seen + self.which * (features + 1))
 
 
-def responses_along(task: Task, path: RankPath, orders: Tensor, key: Key) -> Tensor:
+def responses_along(task: Task, path: RankPath, orders: Tensor, context: Context) -> Tensor:
     """Responses (N, K, M + 1), the untouched input first, of K rankings (N, K, V) least relevant first.
 
     Asks K (M - 1) + 1 rows per sample where the path ends with no feature left, K M otherwise.
     """
-    return _asked(task, path, orders, key, None)
+    return _asked(task, path, orders, context, None)
 
 
 def scores_along(
-    task: Task, path: RankPath, orders: Callable[[int, int], Tensor], rankings: int, key: Key
+    task: Task, path: RankPath, orders: Callable[[int, int], Tensor], rankings: int, context: Context
 ) -> Tensor:
     """Scores (N, K) of many rankings, given by `orders(first, count)` so that few are held at a time."""
     at_once = max(1, _ENTRIES_AT_ONCE // max(1, len(task) * task.space.n_features))
@@ -83,13 +84,13 @@ def scores_along(
     shared = path.ends_empty(task)
     for start in range(0, rankings, at_once):
         few = orders(start, min(at_once, rankings - start))
-        responses = _asked(task, path, few, key, empty)
+        responses = _asked(task, path, few, context, empty)
         empty = responses[:, :1, -1] if shared else None
         parts.append(path.score(responses))
     return torch.cat(parts, 1)
 
 
-def _asked(task: Task, path: RankPath, orders: Tensor, key: Key, empty: Tensor | None) -> Tensor:
+def _asked(task: Task, path: RankPath, orders: Tensor, context: Context, empty: Tensor | None) -> Tensor:
     """Ask about every step of every ranking but the last, shared one, which is asked once or known."""
     samples, rankings, _ = orders.shape
     steps, device = path.counts.shape[-1], orders.device
@@ -102,7 +103,15 @@ def _asked(task: Task, path: RankPath, orders: Tensor, key: Key, empty: Tensor |
         which = torch.cat([which.new_zeros(1), which])
         level = torch.cat([level.new_full((1,), steps - 1), level])
     rule = _ManyRankings(_removal_ranks(task, path, orders), path.counts.to(device), which, level)
-    asked = probe(task, rule, response=path.response, fill=path.fill, key=key, with_clean=True)
+    asked = probe(
+        task,
+        rule,
+        response=path.response,
+        fill=path.fill,
+        key=context.key,
+        with_clean=True,
+        memo=context.memo,
+    )
     clean, body = asked[:, :1], asked[:, 1:]
     if body.shape[1] > rankings * each:
         empty, body = body[:, :1], body[:, 1:]

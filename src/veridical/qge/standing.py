@@ -19,7 +19,6 @@ from veridical.explainers.transforms import Inverted
 from veridical.metrics.base import CONSTANT, AnyMetric, ExplainerMetric, Metric
 from veridical.models.context import Context
 from veridical.models.cost import Cost
-from veridical.perturb.shared_work import sharing
 from veridical.qge.gap import IDENTICALLY_ZERO, Reshuffled, paired
 from veridical.qge.paths import path_of, random_orders, reversed_orders, scores_along
 from veridical.qge.subsets import LARGEST_COUNT, best_and_worst, sampled_scores, share_below, steps_of
@@ -208,7 +207,8 @@ def standing(
     scorer = as_metric(metric)
     scorer.check(task)
     _check(draws, at_most)
-    own = Key(seed) / scorer.name
+    # what a metric asks whatever the map, such as random subsets, is asked once for all rankings
+    own = Context(Key(seed) / scorer.name)
     draw: MapDraws | MethodDraws
     if isinstance(scorer, Metric):
         explained = as_explanation(explanation, task, seed).matching(task)
@@ -222,17 +222,15 @@ def standing(
         missing = constant = torch.zeros(len(task), dtype=torch.bool, device=task.device)
         draw, who = MethodDraws(scorer, method, own), method.name  # type: ignore[arg-type]
     before = task.predictor.meter.cost
-    # what a metric asks whatever the map, such as random subsets, is asked once for all rankings
-    with sharing(task):
-        each, inverses, counts = draw.own_scores(task)
-        quality, inverse = (
-            torch.where(x.isnan().all(-1), torch.nan, x.nansum(-1) / counts) for x in (each, inverses)
-        )
-        steps = _all_steps(task, scorer, own, exact)
-        if steps is not None:
-            columns, sample, how = _exactly(task, steps, each, draw, max(draws, LOOKED_UP))
-        else:
-            columns, sample, how = _sampled(task, each, draw, draws, at_most or draws, level)
+    each, inverses, counts = draw.own_scores(task)
+    quality, inverse = (
+        torch.where(x.isnan().all(-1), torch.nan, x.nansum(-1) / counts) for x in (each, inverses)
+    )
+    steps = _all_steps(task, scorer, own, exact)
+    if steps is not None:
+        columns, sample, how = _exactly(task, steps, each, draw, max(draws, LOOKED_UP))
+    else:
+        columns, sample, how = _sampled(task, each, draw, draws, at_most or draws, level)
     unknown = missing | quality.isnan()
     # a map that ranks nothing stands for every ranking there is, and half of these are below the others
     columns |= {name: columns[name].masked_fill(constant, 0.5) for name in ("percentile", "low", "high")}
@@ -271,7 +269,7 @@ _Columns = dict[str, Tensor]
 
 
 def _all_steps(
-    task: Task, scorer: AnyMetric, key: Key, exact: bool | None
+    task: Task, scorer: AnyMetric, context: Context, exact: bool | None
 ) -> list[tuple[Tensor, Tensor]] | None:
     """For samples of each number of features: which they are, and what each of their sets adds to a score."""
     counts = task.space.counts(len(task))
@@ -280,7 +278,7 @@ def _all_steps(
     found = []
     for size in counts.unique().tolist() if fits and exact is not False else ():
         rows = (counts == size).nonzero()[:, 0]
-        steps = steps_of(scorer, task if len(rows) == len(task) else task[rows], size, key)  # type: ignore[arg-type]
+        steps = steps_of(scorer, task if len(rows) == len(task) else task[rows], size, context)  # type: ignore[arg-type]
         if steps is None:
             break
         found.append((rows, steps))
@@ -377,12 +375,12 @@ class MapDraws:
     metric: Metric
     explanation: Explanation
     key: Key
-    own: Key
+    own: Context
 
     def own_scores(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
         """Scores of the map and its inverse (N, K) along rankings that agree with it; how many count."""
         if self.metric.over_orders:
-            orders = self.metric.tie_orders(task, self.explanation, self.own)
+            orders = self.metric.tie_orders(task, self.explanation, self.own.key)
         else:
             orders = TieOrders.of(self.explanation)
         both = torch.full((2, len(task), orders.most), torch.nan, dtype=torch.float64, device=task.device)
@@ -390,7 +388,7 @@ class MapDraws:
             further = orders.beyond(which)
             rows = torch.tensor(further, device=task.device)
             part, some = (task, orders) if len(rows) == len(task) else (task[rows], orders.take(further))
-            map_ = some.strict(which, self.own) if orders.most > 1 else self.explanation
+            map_ = some.strict(which, self.own.key) if orders.most > 1 else self.explanation
             outcomes = paired(self.metric, part, map_, map_.inverted(), self.own)
             both[:, rows, which] = torch.stack([o.values.double() for o in outcomes])
         quality, inverse = sign_of(self.metric) * both
@@ -425,11 +423,8 @@ class MapDraws:
         path = path_of(self.metric, task)
         if path is not None:
             return sign_of(self.metric) * scores_along(task, path, orders, count, self.own)
-        with sharing(task):
-            maps = (self.explanation.along(orders(k, 1)[:, 0]) for k in range(count))
-            columns = [
-                self.metric.evaluate_with_ties(task, map_, Context(self.own)).values.double() for map_ in maps
-            ]
+        maps = (self.explanation.along(orders(k, 1)[:, 0]) for k in range(count))
+        columns = [self.metric.evaluate_with_ties(task, map_, self.own).values.double() for map_ in maps]
         return sign_of(self.metric) * torch.stack(columns, 1)
 
 
@@ -439,10 +434,10 @@ class MethodDraws:
 
     metric: ExplainerMetric
     explainer: Explainer
-    own: Key
+    own: Context
 
     def _score(self, task: Task, explainer: Explainer) -> Tensor:
-        return sign_of(self.metric) * self.metric.evaluate(task, explainer, Context(self.own)).values.double()
+        return sign_of(self.metric) * self.metric.evaluate(task, explainer, self.own).values.double()
 
     def own_scores(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
         quality, inverse = (self._score(task, e)[:, None] for e in (self.explainer, Inverted(self.explainer)))

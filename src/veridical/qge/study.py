@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +21,6 @@ from veridical.functional.devices import at_a_time
 from veridical.metrics.base import Metric
 from veridical.models.context import Context
 from veridical.models.cost import Cost
-from veridical.perturb.shared_work import sharing
 from veridical.qge.gap import paired
 from veridical.qge.kept_features import KeptFeatures
 from veridical.qge.paths import path_of, random_orders, reversed_orders, scores_along
@@ -180,7 +178,7 @@ def rankings_of(task: Task, metric: Any = None, seed: int = 0) -> RankingScores:
         )
     if len(task) != 1:
         raise InputError(f"all rankings are scored for one sample at a time, got {len(task)}; use task[i]")
-    responses = subset_responses(task, path, task.space.n_features, Key(seed) / scorer.name)[0]
+    responses = subset_responses(task, path, task.space.n_features, Context(Key(seed) / scorer.name))[0]
     sign = 1.0 if scorer.better is Direction.HIGHER else -1.0
     return all_rankings(responses, sign * path.dense_weights(0, task.space.n_features).to(task.device))
 
@@ -241,7 +239,7 @@ def sampled_rankings(
     progress: bool | None,
 ) -> list[RankingScores]:
     """The quality of random rankings of each sample and of their inverses, higher is better."""
-    own = key / scorer.name
+    context = Context(key / scorer.name)
     features, valid = task.space.n_features, task.space.valid
 
     def drawn(first: int, count: int) -> Tensor:
@@ -255,7 +253,7 @@ def sampled_rankings(
     path = path_of(scorer, task)
     if path is not None and not independent:
         both = [
-            rounded(sign * scores_along(task, path, orders, rankings, own).cpu())
+            rounded(sign * scores_along(task, path, orders, rankings, context).cpu())
             for orders in (drawn, turned)
         ]
         return [RankingScores(*each) for each in zip(*both, strict=True)]
@@ -266,17 +264,16 @@ def sampled_rankings(
         )
     columns = []
     # what a metric asks whatever the map, such as random subsets under one key, serves all rankings
-    with nullcontext() if independent else sharing(task):
-        for k in track(range(rankings), "rankings", progress):
-            map_ = explanation.along(drawn(k, 1)[:, 0])
-            if independent:
-                outcomes = tuple(
-                    scorer.evaluate_with_ties(task, m, Context(own / k / i))
-                    for i, m in enumerate((map_, map_.inverted()))
-                )
-            else:
-                outcomes = paired(scorer, task, map_, map_.inverted(), own)
-            columns.append(torch.stack([o.values.double() for o in outcomes]))
+    for k in track(range(rankings), "rankings", progress):
+        map_ = explanation.along(drawn(k, 1)[:, 0])
+        if independent:
+            outcomes = tuple(
+                scorer.evaluate_with_ties(task, m, context.with_key(context.key / k / i))
+                for i, m in enumerate((map_, map_.inverted()))
+            )
+        else:
+            outcomes = paired(scorer, task, map_, map_.inverted(), context)
+        columns.append(torch.stack([o.values.double() for o in outcomes]))
     values = rounded(sign * torch.stack(columns, -1).cpu())
     return [RankingScores(*each) for each in values.unbind(1)]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.core.key import Key
 from veridical.functional import round_to_grid
 from veridical.metrics.base import Metric
 from veridical.metrics.faithfulness._common import RankPath
+from veridical.models.context import Context
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets
 from veridical.perturb.subset_table import places_of
@@ -41,10 +41,18 @@ def bits_of(sets: Tensor, features: int) -> Tensor:
     return (sets[..., None] >> torch.arange(features, device=sets.device)) & 1 == 1
 
 
-def subset_responses(task: Task, path: RankPath, features: int, key: Key) -> Tensor:
+def subset_responses(task: Task, path: RankPath, features: int, context: Context) -> Tensor:
     """Responses (N, 2^D) once each subset of the D features that all samples have is gone."""
     rule = AllSubsets(places_of(task), 2**features - 1)
-    responses = probe(task, rule, response=path.response, fill=path.fill, key=key, with_clean=True)
+    responses = probe(
+        task,
+        rule,
+        response=path.response,
+        fill=path.fill,
+        key=context.key,
+        with_clean=True,
+        memo=context.memo,
+    )
     return round_to_grid(responses, like=task.predictor.rounding or task.outputs)
 
 
@@ -103,7 +111,7 @@ def _walk(
     return at, total
 
 
-def steps_of(metric: Metric, task: Task, features: int, key: Key) -> Tensor | None:
+def steps_of(metric: Metric, task: Task, features: int, context: Context) -> Tensor | None:
     """What each set of removed features adds to a score (N, 2^D), higher is better; None if it is no path.
 
     A ranking's score is the sum over the sets it passes. The inverse passes their complements, so the gap of
@@ -111,13 +119,13 @@ def steps_of(metric: Metric, task: Task, features: int, key: Key) -> Tensor | No
     """
     size = bits_of(torch.arange(2**features, device=task.device), features).sum(-1)
     if isinstance(metric, MapGap) and not metric.independent_draws and isinstance(metric.metric, Metric):
-        own = steps_of(metric.metric, task, features, metric.own_key(key))
+        own = steps_of(metric.metric, task, features, context.with_key(metric.own_key(context.key)))
         # a set and its complement are a number and the same read from the other end
         return None if own is None else own - own.flip(-1)
     path = path_of(metric, task)
     if path is None:
         return None
-    responses = subset_responses(task, path, features, key)
+    responses = subset_responses(task, path, features, context)
     weights = torch.stack([path.dense_weights(i, features) for i in range(len(task))]).to(task.device)
     return (1.0 if metric.better is Direction.HIGHER else -1.0) * responses * weights[:, size]
 

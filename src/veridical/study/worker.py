@@ -177,8 +177,7 @@ def _task(work: Work) -> Task:
             gc.collect()  # a task points at itself
         _tasks[key] = _checked(work, shard)
     rows = slice(job.samples) if planned.ranged else slice(*job.shard)
-    # its answers to masks are its own, or what a job costs would depend on which jobs came before it
-    return _tasks[key][rows].changed(calibrated_alike=True, mask_answers={})
+    return _tasks[key][rows].changed(calibrated_alike=True)
 
 
 def _checked(work: Work, shard: tuple[int, int] | None) -> Task:

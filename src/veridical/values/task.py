@@ -68,8 +68,6 @@ class Task(Answers):
     _targets_given: bool
     noise_share: float = 0.0
     """How far along a noise path this world lies: 0 unperturbed, 1 at the path's end."""
-    mask_answers: dict[Any, Any]
-    """What the model answered to masks of few features, by fill; shared with subsets and other targets."""
     members: Task | None = None
     """Where samples stand for classes: the rows by which the model's movement on each class is judged."""
 
@@ -100,7 +98,7 @@ class Task(Answers):
         if isinstance(output, int):
             model, output = one_target(model, output), None
         classes = class_names(model)
-        put.update(_cache={}, _calibrations={}, _train_facts={}, mask_answers={})
+        put.update(_cache={}, _calibrations={}, _train_facts={})
         put["_plan_given"] = plan is not None and plan.rows is not None
         if isinstance(train, tuple) and len(train) != 2:
             raise InputError(f"train is rows, or (rows, labels); got a tuple of {len(train)}")
@@ -200,7 +198,7 @@ class Task(Answers):
             _cache={} if outputs is None else {"outputs": outputs},
             _calibrations=dict(self._calibrations) if calibrated_alike else {},
             _targets=targets,
-            **{"mask_answers": {}, **changes},
+            **changes,
         )
         if alone:
             task.__dict__["reference"] = task
@@ -269,7 +267,6 @@ class Task(Answers):
             alone=self.undecided,
             targets=chosen,
             outputs=self.known("outputs"),
-            mask_answers=self.mask_answers,
             _targets_given=True,
         )
 
@@ -376,7 +373,6 @@ class Task(Answers):
             space=self.space.take(index),
             outputs=None if outputs is None else outputs[index],
             calibrated_alike=True,
-            mask_answers=self.mask_answers,
         )
         task.__dict__["reference"] = task if self.reference is self else self.reference[index]
         return task

@@ -62,7 +62,13 @@ class Completeness(Metric):
         fill = self.fill or task.fill
         every = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
         asked = probe(
-            task, Everything(every), response=self.response, fill=fill, key=context.key, with_clean=True
+            task,
+            Everything(every),
+            response=self.response,
+            fill=fill,
+            key=context.key,
+            with_clean=True,
+            memo=context.memo,
         )
         owed = asked[:, 0] - asked[:, 1]
         total = in_blocks(total_relevance, explanation.values, explanation.valid)

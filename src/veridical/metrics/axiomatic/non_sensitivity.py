@@ -64,7 +64,13 @@ class NonSensitivity(Metric):
         same = _SAME.get(task.outputs.dtype, 1.5e-3)
         for draw in range(self.draws):
             answers = probe(
-                task, groups, response=self.response, fill=fill, key=context.key / draw, with_clean=True
+                task,
+                groups,
+                response=self.response,
+                fill=fill,
+                key=context.key / draw,
+                with_clean=True,
+                memo=context.memo,
             )
             scale = answers.abs().amax(-1, keepdim=True)
             changed |= (answers[:, 1:] - answers[:, :1]).abs() > same * scale

@@ -14,9 +14,9 @@ from veridical.errors import NotApplicableError
 from veridical.functional.devices import at_a_time
 from veridical.metrics import Given, RandomSubsets, RankingMetric, RankThreshold, probe
 from veridical.metrics.types import Explanation, Fill, Key, Response, Task
+from veridical.models.context import Context, Memo
 from veridical.perturb.probe import blocks
 from veridical.perturb.rules import MaskRule
-from veridical.perturb.shared_work import shared
 from veridical.perturb.subset_table import FEW, places_of
 from veridical.values.regions import Regions, Removal, removal
 from veridical.values.ties import TieOrders
@@ -147,19 +147,19 @@ def asked_and_summed(
     response: Response,
     fill: Fill | None,
     key: Key,
+    memo: Memo,
 ) -> tuple[Tensor, Tensor]:
     """Responses (N, M + 1), the clean one first, and the sums (N, M) of `weights` over what masks remove.
 
-    The masks know nothing of the map: while the task's work is shared the model is evaluated once under a
-    name.
+    The masks know nothing of the map: with one memo the model is evaluated once under a name.
     """
     summing, asked = Summing(rule, weights), []
 
     def ask() -> Tensor:
         asked.append(True)
-        return probe(task, summing, response=response, fill=fill, key=key, with_clean=True)
+        return probe(task, summing, response=response, fill=fill, key=key, with_clean=True, memo=memo)
 
-    responses = shared(task, name, ask)
+    responses = memo.once(task, name, ask)
     if not asked:
         summing.add_up(task.predictor.rows)
     return responses, summing.sums
@@ -206,7 +206,7 @@ class RegionMetric(RankingMetric):
         return super().tie_orders(task, explanation, key).where(tied)
 
     def without_regions(
-        self, task: Task, explanation: Explanation, key: Key, most: int, least_first: bool = False
+        self, task: Task, explanation: Explanation, context: Context, most: int, least_first: bool = False
     ) -> tuple[Tensor, Removal]:
         """Responses (N, 1 + most) to the input and without its first regions, and the order of these."""
         ranks = None if self.ties == "stable" else explanation.ranks
@@ -214,7 +214,10 @@ class RegionMetric(RankingMetric):
         order = removal(self.regions_of(task), relevance, least_first, ranks)
         rule = RankThreshold(order.ranks, order.gone[:, :most])
         response, fill = self.response, self.fill_on(task)  # type: ignore[attr-defined]
-        return probe(task, rule, response=response, fill=fill, key=key, with_clean=True), order
+        asked = probe(
+            task, rule, response=response, fill=fill, key=context.key, with_clean=True, memo=context.memo
+        )
+        return asked, order
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from veridical.errors import InputError
 from veridical.metrics import Outcome, PartOf, RankingMetric, RankThreshold, probe, register
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Key, Response, Task
+from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
 from veridical.models.context import Context
 
 BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -40,8 +40,16 @@ class _Eraser(RankingMetric):
         if not self.bins:
             raise InputError("give at least one share of the tokens, such as bins=(0.1, 0.2)")
 
-    def _outcome(self, task: Task, rule: RankThreshold, key: Key) -> Outcome:
-        responses = probe(task, rule, response=self.response, fill=self.fill, key=key, with_clean=True)
+    def _outcome(self, task: Task, rule: RankThreshold, context: Context) -> Outcome:
+        responses = probe(
+            task,
+            rule,
+            response=self.response,
+            fill=self.fill,
+            key=context.key,
+            with_clean=True,
+            memo=context.memo,
+        )
         falls = responses[:, :1] - responses[:, 1:]
         axis = torch.tensor(self.bins, dtype=torch.float64)
         return Outcome(
@@ -66,7 +74,7 @@ class Comprehensiveness(_Eraser):
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         chosen = top_counts(task.space.counts(len(task)), self.bins)
-        return self._outcome(task, RankThreshold(explanation.descending_ranks, chosen), context.key)
+        return self._outcome(task, RankThreshold(explanation.descending_ranks, chosen), context)
 
 
 @register
@@ -87,4 +95,4 @@ class TextSufficiency(_Eraser):
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         counts = task.space.counts(len(task))
         gone = counts[:, None] - top_counts(counts, self.bins)
-        return self._outcome(task, RankThreshold(explanation.ranks, gone), context.key)
+        return self._outcome(task, RankThreshold(explanation.ranks, gone), context)

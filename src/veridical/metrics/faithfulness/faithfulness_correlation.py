@@ -62,6 +62,7 @@ class FaithfulnessCorrelation(Metric):
             response=self.response,
             fill=self.fill,
             key=context.key,
+            memo=context.memo,
         )
         falls = responses[:, :1] - responses[:, 1:]
         values = subset_correlation(sums, falls, there)

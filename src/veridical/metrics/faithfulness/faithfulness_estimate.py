@@ -50,7 +50,13 @@ class FaithfulnessEstimate(RankingMetric):
         counts = step_counts(task, self.steps, self.per_step)
         rule = RankBands(explanation.descending_ranks, counts)
         responses = probe(
-            task, rule, response=self.response, fill=self.fill, key=context.key, with_clean=True
+            task,
+            rule,
+            response=self.response,
+            fill=self.fill,
+            key=context.key,
+            with_clean=True,
+            memo=context.memo,
         )
         falls = responses[:, :1] - responses[:, 1:]
         relevance = rule.sums(explanation.values)

@@ -124,7 +124,7 @@ class Infidelity(Metric):
         if self.perturbation == "noise":
             predicted, change, there = *self._under_noise(task, explanation, context.key), None
         else:
-            predicted, change, there = self._under_removal(task, explanation, context.key)
+            predicted, change, there = self._under_removal(task, explanation, context)
         still = (change == 0).all(-1)
         silent = (predicted == 0).all(-1)
         values = expected_square(predicted, change, self.scaling == "optimal", there)
@@ -138,15 +138,15 @@ class Infidelity(Metric):
         )
 
     def _under_removal(
-        self, task: Task, explanation: Explanation, key: Key
+        self, task: Task, explanation: Explanation, context: Context
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        fill = self.fill or task.fill
+        fill, key = self.fill or task.fill, context.key
         weights = existing_values(explanation)
         if self.units == "gradient":
             weights = weights * self._taken_away(task, fill, key)
         rule, there = self._rule(task, key)
         responses, sums = asked_and_summed(
-            task, rule, weights, (self, key), response=self.response, fill=fill, key=key
+            task, rule, weights, (self, key), response=self.response, fill=fill, key=key, memo=context.memo
         )
         return sums, responses[:, :1] - responses[:, 1:], there
 

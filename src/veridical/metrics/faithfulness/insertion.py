@@ -53,7 +53,13 @@ class Insertion(RankingMetric):
         # keeping the k most relevant is removing all the less relevant ones
         rule = RankThreshold(explanation.ranks, put_back(task, kept))
         asked = probe(
-            task, rule, response=self.response, fill=self.fill_on(task), key=context.key, with_clean=True
+            task,
+            rule,
+            response=self.response,
+            fill=self.fill_on(task),
+            key=context.key,
+            with_clean=True,
+            memo=context.memo,
         )
         responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
         share = removed_share(task, kept)

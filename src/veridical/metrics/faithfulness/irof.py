@@ -63,7 +63,7 @@ class Irof(RegionMetric):
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         most = self.regions_of(task).most
-        responses, order = self.without_regions(task, explanation, context.key, most)
+        responses, order = self.without_regions(task, explanation, context, most)
         share = order.share(most)
         start = responses[:, :1]
         nothing = start[:, 0] == 0

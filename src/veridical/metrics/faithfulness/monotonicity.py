@@ -57,7 +57,15 @@ class Monotonicity(RankingMetric):
         kept = step_counts(task, self.steps, self.per_step)
         # keeping the k least relevant is removing all the more relevant ones
         rule = RankThreshold(explanation.descending_ranks, put_back(task, kept))
-        asked = probe(task, rule, response=self.response, fill=self.fill, key=context.key, with_clean=True)
+        asked = probe(
+            task,
+            rule,
+            response=self.response,
+            fill=self.fill,
+            key=context.key,
+            with_clean=True,
+            memo=context.memo,
+        )
         responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
         share = removed_share(task, kept)
         rising = rising_share(responses, share.diff(dim=-1) > 0)

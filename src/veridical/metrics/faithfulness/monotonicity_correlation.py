@@ -60,20 +60,28 @@ class MonotonicityCorrelation(RankingMetric):
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)
         rule = RankBands(explanation.descending_ranks, counts)
-        change = self._change(task, rule, context.key)
+        change = self._change(task, rule, context)
         relevance = rule.sums(explanation.values).abs()
         exists = rule.taken(len(task))
         values = spearman(relevance, change, where=exists)
         # of finite numbers a correlation is NaN where one side has no spread, and nowhere else
         return Outcome(values, flags={"no spread: all groups alike": values.isnan()})
 
-    def _change(self, task: Task, rule: RankBands, key: Key) -> Tensor:
+    def _change(self, task: Task, rule: RankBands, context: Context) -> Tensor:
         """The mean squared change of the response for every group (N, M)."""
         fill = self.fill_on(task)
         redraws = isinstance(fill, UniformNoise | Marginal)
         total: Tensor | None = None
         for draw in range(self.draws if redraws else 1):
-            responses = probe(task, rule, response=self.response, fill=fill, key=key / draw, with_clean=True)
+            responses = probe(
+                task,
+                rule,
+                response=self.response,
+                fill=fill,
+                key=context.key / draw,
+                with_clean=True,
+                memo=context.memo,
+            )
             squared = (responses[:, :1] - responses[:, 1:]).square()
             total = squared if total is None else total + squared
         assert total is not None

@@ -67,7 +67,13 @@ class PixelFlipping(RankingMetric):
         counts = step_counts(task, self.steps, self.per_step)
         rule, share = RankThreshold(first, counts), removed_share(task, counts)
         responses = probe(
-            task, rule, response=self.response, fill=self.fill, key=context.key, with_clean=True
+            task,
+            rule,
+            response=self.response,
+            fill=self.fill,
+            key=context.key,
+            with_clean=True,
+            memo=context.memo,
         )
         return Outcome(
             flipping_area(responses, share),

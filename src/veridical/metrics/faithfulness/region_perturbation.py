@@ -59,7 +59,7 @@ class RegionPerturbation(RegionMetric):
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         # as far as the largest sample goes: evaluating steps that nobody has would be wasted
         most = min(self.regions, self.regions_of(task).most)
-        responses, order = self.without_regions(task, explanation, context.key, most, self.order == "lerf")
+        responses, order = self.without_regions(task, explanation, context, most, self.order == "lerf")
         falls = responses[:, :1] - responses
         steps = order.regions.clamp(max=most)
         return Outcome(

@@ -68,11 +68,19 @@ class Road(RankingMetric):
         rule = RankThreshold(first, gone[0] if task.space.valid is None else gone)
         if self.response == "prediction":
             outputs = probe(
-                task, rule, response="probability", fill=self.fill, key=context.key, all_outputs=True
+                task,
+                rule,
+                response="probability",
+                fill=self.fill,
+                key=context.key,
+                all_outputs=True,
+                memo=context.memo,
             )
             answers = still_predicted(task, outputs)
         else:
-            answers = probe(task, rule, response=self.response, fill=self.fill, key=context.key)
+            answers = probe(
+                task, rule, response=self.response, fill=self.fill, key=context.key, memo=context.memo
+            )
         label = "still predicted" if self.response == "prediction" else self.response
         return Outcome(
             answers.mean(-1),

@@ -40,7 +40,7 @@ class Selectivity(RegionMetric):
         return squares(task.space, self.patch)
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        responses, order = self.without_regions(task, explanation, context.key, self.regions_of(task).count)
+        responses, order = self.without_regions(task, explanation, context, self.regions_of(task).count)
         share = order.share(order.gone.shape[-1])
         return Outcome(
             area_under_curve(responses, share),

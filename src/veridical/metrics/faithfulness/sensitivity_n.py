@@ -71,6 +71,7 @@ class SensitivityN(Metric):
             response=self.response,
             fill=self.fill,
             key=context.key,
+            memo=context.memo,
         )
         by_size = (len(task), self.draws, len(self.shares))
         falls = (responses[:, :1] - responses[:, 1:]).view(by_size).mT

@@ -31,10 +31,7 @@ def _for_each(task: Task, targets: Tensor, which: range) -> Task:
         return task
     some = targets[:, which.start : which.stop]
     outputs = task.outputs.repeat(len(which), 1)
-    # the same inputs and model: what is known of their masks serves every output
-    return stacked(task, len(which)).changed(
-        targets=some.T.flatten(), outputs=outputs, mask_answers=task.mask_answers
-    )
+    return stacked(task, len(which)).changed(targets=some.T.flatten(), outputs=outputs)
 
 
 @register
