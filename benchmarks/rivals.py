@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ def by_captum(task: vd.Task) -> Iterator[tuple[str, Callable[[], object], Callab
     """Pairs of a call of ours and captum's call of the same method."""
     from captum import attr
 
-    model, x, targets = task.model, task.inputs.clone(), task.targets
+    model, x, targets = deepcopy(task.model), task.inputs.clone(), task.targets
     last = [m for m in model.modules() if isinstance(m, nn.Conv2d)][-1]
     rows = task.predictor.rows
     together = max(1, rows // len(x))
@@ -65,7 +66,7 @@ def by_zennit(task: vd.Task) -> Iterator[tuple[str, Callable[[], object], Callab
     from zennit.attribution import Gradient
     from zennit.composites import EpsilonPlus
 
-    model, x = task.model, task.inputs.clone()
+    model, x = deepcopy(task.model), task.inputs.clone()  # they write into the model
     chosen = torch.nn.functional.one_hot(task.targets, task.n_outputs).to(x)
 
     def theirs() -> object:
