@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 import veridical as vd
-from veridical.data.photos import DEVIATION, MEAN, SIZE, EfficientNetLite0
+from veridical.data.embedded import DEVIATION, MEAN, SIZE, EfficientNetLite0
 from veridical.explainers import as_explainer
 
 FILE = "efficientnet.npz"
@@ -54,8 +54,8 @@ EXACT = ("GRAD", "SAL", "IXG", "RAN", "INTG")
 
 def prepare(folder: Path) -> Path:
     """Write the photos as bytes and the weights as half floats (vectors stay whole) into one file."""
+    from veridical.data.embedded import efficientnet
     from veridical.data.images import read_image
-    from veridical.data.photos import efficientnet
 
     given = os.environ.get("VERIDICAL_DATA")
     if not given:

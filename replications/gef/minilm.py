@@ -78,7 +78,6 @@ def minilm_task(path: Path) -> vd.Task:
     names = json.loads(str(stored["names"]))
     space = vd.Space.tokens(tokens.shape[1], torch.from_numpy(stored["valid"]), names)
     labels = torch.from_numpy(stored["labels"])
-    model.try_short(tokens)
     name = "MiniLM with a linear head, film snippets"
     return vd.Task(model, tokens, labels=labels, space=space, fill=vd.fills.Token(pad), name=name)
 

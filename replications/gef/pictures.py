@@ -19,7 +19,7 @@ import torch
 
 import veridical as vd
 from replications.gef.efficientnet import FILE, photos_task
-from veridical.data.photos import DEVIATION, MEAN
+from veridical.data.embedded import DEVIATION, MEAN
 from veridical.gef import class_task
 from veridical.gef.visualisation import METHODS
 

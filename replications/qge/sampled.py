@@ -266,7 +266,7 @@ def _mlp(columns: int, classes: int, width: int) -> Callable[[int], nn.Module]:
 def _photos(args: argparse.Namespace) -> Iterator[tuple[str, int, vd.Task]]:
     """EfficientNet-lite0, trained and not, on photos it is sure of: 32 x 32 squares, then pixels."""
     from replications.gef.efficientnet import FILE, photos_task
-    from veridical.data.photos import EfficientNetLite0
+    from veridical.data.embedded import EfficientNetLite0
 
     every = photos_task(args.photos / FILE, 10 * args.inputs, args.device)
     shape = tuple(every.inputs.shape[1:])

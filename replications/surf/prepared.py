@@ -84,7 +84,7 @@ def pictures() -> tuple[Tensor, list[int]]:
 
 def prepare_photos(place: Path) -> None:
     """The last map of EfficientNet-lite0 for each photo, and its head."""
-    from veridical.data.photos import efficientnet
+    from veridical.data.embedded import efficientnet
 
     model = efficientnet()
     images, truth = pictures()
@@ -98,7 +98,7 @@ def prepare_photos(place: Path) -> None:
 def prepare_photo_parts(place: Path) -> None:
     """Embeddings of crops of the train photos, and of superpixels of every other one of them."""
     from veridical.concepts import crop_embeddings, segment_embeddings, split
-    from veridical.data.photos import efficientnet
+    from veridical.data.embedded import efficientnet
     from veridical.values.task import Task
 
     images, _ = pictures()

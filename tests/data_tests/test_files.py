@@ -17,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import veridical as vd
+from tests.data_tests.conftest import Brightness
 from veridical.data import label_column, read_examples, text_column
 from veridical.data.files import read_table, some_rows
 from veridical.data.images import image_rule, open_image, read_image
@@ -77,21 +78,22 @@ def test_arrays_that_cannot_be_used_are_told(tmp_path, arrays, labels, message):
 
 
 def test_files_that_are_no_arrays_are_told(tmp_path):
-    (tmp_path / "empty.npz").touch()
-    with pytest.raises(FormatError, match=r"empty\.npz is empty"):
-        read_examples(tmp_path / "empty.npz")
-    (tmp_path / "text.npz").write_text("hello there, no zip")
-    with pytest.raises(FormatError, match="no numpy file or"):
-        read_examples(tmp_path / "text.npz")
     np.savez(tmp_path / "cut.npz", x=np.ones((50, 2)))
     whole = (tmp_path / "cut.npz").read_bytes()
-    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(FormatError, match=r"cut\.npz is not a \.npz file"):
-        read_examples(tmp_path / "cut.npz")
-    with pytest.raises(InputError, match=r"there is no file .*gone\.npz"):
-        read_examples(tmp_path / "gone.npz")
-    with pytest.raises(InputError, match=r"ends in '\.xls', and there is no such file or folder; data is a"):
-        read_examples(tmp_path / "gone.xls")
+    np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    held = {"empty.npz": b"", "text.npz": b"hello there, no zip", "cut.npz": whole[: len(whole) // 2]}
+    for name, content in held.items():
+        (tmp_path / name).write_bytes(content)
+    for name, message in (
+        ("empty.npz", r"empty\.npz is empty"),
+        ("text.npz", "no numpy file or"),
+        ("cut.npz", r"cut\.npz is not a \.npz file"),
+        ("objects.npy", "without unpickling"),
+        ("gone.npz", r"there is no file .*gone\.npz"),
+        ("gone.xls", r"ends in '\.xls', and there is no such file or folder; data is a"),
+    ):
+        with pytest.raises((FormatError, InputError), match=message):
+            read_examples(tmp_path / name)
 
 
 # --- tables ---------------------------------------------------------------------------------------------
@@ -130,22 +132,20 @@ def test_a_bad_line_is_known_by_its_number(tmp_path, lines, message):
         read_table(tmp_path / "set.jsonl")
 
 
-def test_files_that_are_no_tables_are_told(tmp_path):
-    (tmp_path / "a.csv").write_text("x,y\n1,2\n1,2,3,4\n")
-    with pytest.raises(FormatError, match=r"not a \.csv table.*line 3"):
-        read_table(tmp_path / "a.csv")
-    (tmp_path / "b.csv").write_text("x,y\n")
-    with pytest.raises(FormatError, match=r"columns \['x', 'y'\] and no rows"):
-        read_table(tmp_path / "b.csv")
-    (tmp_path / "c.csv").write_bytes("x\nü\n".encode("latin-1"))
-    with pytest.raises(FormatError, match="not written in UTF-8"):
-        read_table(tmp_path / "c.csv")
-    (tmp_path / "d.parquet").write_text("PAR1 hello")
-    with pytest.raises(FormatError, match=r"not a \.parquet table"):
-        read_table(tmp_path / "d.parquet")
-    (tmp_path / "e.jsonl").write_bytes('{"text": "ü"}\n'.encode("latin-1"))
-    with pytest.raises(FormatError, match="not written in UTF-8"):
-        read_table(tmp_path / "e.jsonl")
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"x,y\n1,2\n1,2,3,4\n", r"not a \.csv table.*line 3"),
+        ("b.csv", b"x,y\n", r"columns \['x', 'y'\] and no rows"),
+        ("c.csv", b"x\n\xfc\n", "not written in UTF-8"),
+        ("d.parquet", b"PAR1 hello", r"not a \.parquet table"),
+        ("e.jsonl", b'{"text": "\xfc"}\n', "not written in UTF-8"),
+    ],
+)
+def test_files_that_are_no_tables_are_told(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FormatError, match=message):
+        read_table(tmp_path / name)
 
 
 # --- which column is which ------------------------------------------------------------------------------
@@ -315,17 +315,10 @@ def test_a_squashed_image_loses_no_edge(tmp_path):
 # --- tasks ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def linear():
-    return torch.nn.Linear(4, 3)
-
-
-# --- arrays ---------------------------------------------------------------------------------------------
-
-
-def test_arrays_in_memory_and_in_files_give_the_same_task(linear, tmp_path):
+def test_arrays_in_memory_and_in_files_give_the_same_task(tmp_path):
     from safetensors.numpy import save_file
 
+    linear = torch.nn.Linear(4, 3)
     arrays = {
         "inputs": np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32),
         "labels": np.arange(6) % 3,
@@ -348,75 +341,31 @@ def test_arrays_in_memory_and_in_files_give_the_same_task(linear, tmp_path):
     assert (bare.targets == 1).all()
 
 
-def test_arrays_never_unpickle(linear, tmp_path):
-    np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(FormatError, match="unpickling"):
-        vd.tasks.from_arrays(linear, tmp_path / "objects.npy")
-    np.savez(tmp_path / "odd.npz", rows=np.ones((2, 4)), x=np.ones((2, 4)))
-    with pytest.raises(FormatError, match="rows cannot be placed"):
-        vd.tasks.from_arrays(linear, tmp_path / "odd.npz")
-    with pytest.raises(InputError, match="there is no file"):
-        vd.tasks.from_arrays(linear, tmp_path / "none.npz")
-    (tmp_path / "text.txt").write_text("1")
-    with pytest.raises(InputError, match="safetensors"):
-        vd.tasks.from_arrays(linear, tmp_path / "text.txt")
-
-
-# --- tables ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def frame():
-    rng = np.random.default_rng(1)
-    colour = rng.choice(["red", "green", "blue"], 60)
-    size = rng.normal(size=60)
-    bought = np.where(size + (colour == "red") > 0.3, "yes", "no")
-    return pd.DataFrame({"size": size, "colour": colour, "age": rng.integers(18, 80, 60), "bought": bought})
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
-def test_a_pipeline_is_explained_in_its_raw_columns(frame, tmp_path, suffix):
-    path = tmp_path / f"shop.{suffix}"
-    if suffix == "parquet":
-        frame.to_parquet(path)
-    else:
-        frame.to_csv(path, index=False, sep="\t" if suffix == "tsv" else ",")
+def test_a_share_of_a_table_becomes_reference_rows(shop):
     encode = ColumnTransformer([("one", OneHotEncoder(), ["colour"])], remainder="passthrough")
     model = make_pipeline(encode, LogisticRegression(max_iter=1000))
-    model.fit(frame.drop(columns="bought"), frame["bought"])
-    task = vd.tasks.from_table(model, path, label="bought", train=0.5, head="binary")
-    assert task.name == "shop"
-    assert task.space.n_features == 3
-    assert [task.space.feature_name(i) for i in range(3)] == ["size", "colour", "age"]
-    assert len(task) + len(task.train) == 60
-    rows = frame.iloc[task.ids.tolist()]
+    model.fit(shop.drop(columns="bought"), shop["bought"])
+    task = vd.tasks.from_table(model, shop, label="bought", train=0.5, head="binary")
+    assert len(task) + len(task.train) == 120
+    rows = shop.iloc[task.ids.tolist()]
     assert torch.equal(task.labels, torch.tensor((rows["bought"] == "yes").to_numpy()).long())
     expected = model.predict(rows.drop(columns="bought")) == "yes"
     assert torch.equal(task.predictions, torch.tensor(expected).long())
 
 
-def test_categories_become_column_groups_for_a_module(frame):
-    net = torch.nn.Linear(5, 2)
-    task = vd.tasks.from_table(net, frame, label="bought", train=frame)
+def test_categories_become_column_groups_for_a_module(shop):
+    task = vd.tasks.from_table(torch.nn.Linear(5, 2), shop, label="bought", train=shop)
     assert task.space.kind == "column_group"
     assert task.space.labels.tolist() == [0, 1, 1, 1, 2]
     levels = ["blue", "green", "red"]
-    assert task.inputs[:, 1:4].argmax(1).tolist() == [levels.index(c) for c in frame["colour"]]
+    assert task.inputs[:, 1:4].argmax(1).tolist() == [levels.index(c) for c in shop["colour"]]
     assert (task.inputs[:, 1:4].sum(1) == 1).all()
-    assert torch.allclose(task.inputs[:, 4], torch.tensor(frame["age"].to_numpy(), dtype=torch.float32))
-    assert task.labels.tolist() == [int(b == "yes") for b in frame["bought"]]
+    assert torch.allclose(task.inputs[:, 4], torch.tensor(shop["age"].to_numpy(), dtype=torch.float32))
     # removing the colour takes a whole colour from a reference row, never parts of two
-    values = vd.explain("occlusion", task).values
-    assert values.shape == (60, 3)
+    assert vd.explain("occlusion", task).values.shape == (120, 3)
 
 
-def test_numbers_alone_stay_columns(frame):
-    task = vd.tasks.from_table(torch.nn.Linear(2, 2), frame[["size", "age"]])
-    assert task.space.kind == "column"
-    assert task.labels is None
-
-
-def test_labels_follow_the_order_of_the_models_classes(frame):
+def test_labels_follow_the_order_of_the_models_classes(shop):
     class Backwards:
         classes_ = ("yes", "no")
 
@@ -426,61 +375,39 @@ def test_labels_follow_the_order_of_the_models_classes(frame):
         def predict_proba(self, rows):
             return np.tile([0.7, 0.3], (len(rows), 1))
 
-    task = vd.tasks.from_table(Backwards(), frame, label="bought")
-    assert task.labels.tolist() == [int(b == "no") for b in frame["bought"]]
-    wrong = frame.assign(bought="perhaps")
-    with pytest.raises(InputError, match="perhaps"):
-        vd.tasks.from_table(Backwards(), wrong, label="bought")
+    task = vd.tasks.from_table(Backwards(), shop, label="bought")
+    assert task.labels.tolist() == [int(b == "no") for b in shop["bought"]]
 
 
-def test_mistakes_with_tables_are_told(frame, tmp_path):
-    net = torch.nn.Linear(5, 2)
-    with pytest.raises(InputError, match="no column 'sold'"):
-        vd.tasks.from_table(net, frame, label="sold")
-    with pytest.raises(InputError, match=r"\['size'\] have missing values"):
-        vd.tasks.from_table(net, frame.assign(size=np.nan))
-    with pytest.raises(InputError, match="there is no file"):
-        vd.tasks.from_table(net, tmp_path / "none.csv")
-    with pytest.raises(InputError, match="between 0 and 1"):
-        vd.tasks.from_table(net, frame, train=1.5)
-    (tmp_path / "a.xls").write_text("")
-    with pytest.raises(InputError, match=r"\.csv, \.tsv, \.parquet"):
-        vd.tasks.from_table(net, tmp_path / "a.xls")
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({}, {"label": "sold"}, "no column 'sold'"),
+        ({"size": np.nan}, {}, r"\['size'\] have missing values"),
+        ({}, {"train": 1.5}, "between 0 and 1"),
+    ],
+)
+def test_tables_that_a_module_cannot_read_are_refused(shop, changes, settings, message):
+    with pytest.raises(InputError, match=message):
+        vd.tasks.from_table(torch.nn.Linear(5, 2), shop.assign(**changes), **settings)
 
 
-# --- images ---------------------------------------------------------------------------------------------
-
-
-class Brightness(torch.nn.Module):
-    def forward(self, x):
-        mean = x.mean((1, 2, 3))
-        return torch.stack([-mean, mean], 1)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    for name, level in (("dark", 30), ("light", 220)):
-        (tmp_path / name).mkdir()
-        for number in range(3):
-            Image.new("RGB", (20 + number, 30), (level, level, level)).save(tmp_path / name / f"{number}.png")
-    (tmp_path / "notes.txt").write_text("no image")
-    return tmp_path
-
-
-def test_subfolders_name_the_classes(folder):
-    task = vd.tasks.from_image_folder(Brightness(), folder, size=16, mean=0.5, deviation=0.5)
-    assert task.inputs.shape == (6, 3, 16, 16)
-    assert task.labels.tolist() == [0, 0, 0, 1, 1, 1]
+def test_subfolders_name_the_classes(photos):
+    rule = {"size": 16, "mean": 0.5, "deviation": 0.5}
+    task = vd.tasks.from_image_folder(Brightness(), photos, **rule)
+    assert task.inputs.shape == (12, 3, 16, 16)
+    assert task.labels.tolist() == [0] * 6 + [1] * 6
     assert torch.equal(task.predictions, task.labels)
-    assert torch.allclose(task.inputs[0], torch.tensor((30 / 255 - 0.5) / 0.5), atol=1e-6)
-    swapped = vd.tasks.from_image_folder(Brightness(), folder, size=16, classes=["light", "dark"])
-    assert swapped.labels.tolist() == [1, 1, 1, 0, 0, 0]
+    swapped = vd.tasks.from_image_folder(Brightness(), photos, **rule, classes=["light", "dark"])
+    assert swapped.labels.tolist() == [1] * 6 + [0] * 6
+    with pytest.raises(InputError, match="'dark', 'light'"):
+        vd.tasks.from_image_folder(Brightness(), photos, size=8, classes=["a"])
 
 
-def test_a_part_of_a_folder_keeps_ids_and_labels(folder):
-    whole = vd.tasks.from_image_folder(Brightness(), folder, size=(8, 12), channels=1)
-    part = vd.tasks.from_image_folder(Brightness(), folder, size=(8, 12), channels=1, samples=3, seed=5)
-    assert whole.inputs.shape == (6, 1, 8, 12)
+def test_a_part_of_a_folder_keeps_ids_and_labels(photos):
+    whole = vd.tasks.from_image_folder(Brightness(), photos, size=(8, 12), channels=1)
+    part = vd.tasks.from_image_folder(Brightness(), photos, size=(8, 12), channels=1, samples=3, seed=5)
+    assert whole.inputs.shape == (12, 1, 8, 12)
     place = {number: row for row, number in enumerate(whole.ids.tolist())}
     rows = [place[number] for number in part.ids.tolist()]
     assert torch.equal(whole.labels[rows], part.labels)
@@ -496,11 +423,8 @@ def test_the_centre_is_cut_out(tmp_path):
     assert (task.inputs == 1).all()
 
 
-def test_mistakes_with_folders_are_told(folder, tmp_path):
-    with pytest.raises(InputError, match="there is no folder"):
-        vd.tasks.from_image_folder(Brightness(), tmp_path / "none", size=8)
-    with pytest.raises(InputError, match="'dark', 'light'"):
-        vd.tasks.from_image_folder(Brightness(), folder, size=8, classes=["a"])
+@pytest.mark.parametrize(("folder", "message"), [("none", "there is no folder"), ("empty", "holds no image")])
+def test_folders_without_images_are_refused(tmp_path, folder, message):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="holds no image"):
-        vd.tasks.from_image_folder(Brightness(), tmp_path / "empty", size=8)
+    with pytest.raises(InputError, match=message):
+        vd.tasks.from_image_folder(Brightness(), tmp_path / folder, size=8)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
 import veridical as vd
-from tests.reference.small_lm import KeepingLM, SmallLM, Words, small_lm
+from tests.reference.small_lm import KeepingLM, Words, small_lm
 from veridical.errors import InputError, NotApplicableError
 from veridical.gef.noise_path import agreement
 from veridical.meta.perturbations import held
-from veridical.models.prompts import PromptModel
-from veridical.perturb.fills import Token
-from veridical.perturb.probe import probe
-from veridical.perturb.rules import Given
 
 PROMPTS = [
     "Ann has a cat. Bob has a dog. It rains today.",
@@ -131,18 +126,13 @@ def test_a_subset_keeps_its_prompts():
         ({"length": 12}, "the model reads 12 at most"),
         ({"units": [[(0, 9), (5, 20)], [(0, 3)]]}, "overlap"),
         ({"units": [[(0, 5)], [(0, 3)]]}, "inside the token"),
-        ({"units": [[(0, 999)], [(0, 3)]]}, "does not lie within"),
         ({"units": "turn"}, "messages of a chat"),
         ({"units": "letter"}, "letter"),
         ({"off": "mask"}, "no mask token"),
         ({"neutral": "never seen"}, "single token"),
         ({"prompts": []}, "no prompt"),
-        ({"prompts": None}, "list of texts"),
         ({"prompts": ["Zebra.", "Ann."]}, "does not know a word of prompt 0"),
-        ({"prompts": ["", "x"]}, "prompt 0"),
         ({"answer_parts": ["cow", None]}, "is not in it"),
-        ({"prompts": torch.ones(2, 3)}, "neither a text nor a list of messages"),
-        ({"units": [[(0, 14.5)], [(0, 3)]]}, "pairs .start, stop. of characters"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, said):
@@ -161,23 +151,6 @@ def test_gef_walks_a_path_until_no_token_is_kept():
         vd.score(vd.gef.GEF(perturb="input"), task, "gradient")
 
 
-def test_there_is_no_other_class():
-    with pytest.raises(NotApplicableError, match="no other class"):
-        vd.explain("other_class:gradient", made())
-
-
-def test_rows_are_never_padded():
-    task = made(plan=vd.Plan(rows=2))
-    seen = []
-    module = task.predictor.model.model
-    handle = module.register_forward_pre_hook(lambda _m, given: seen.append(len(given[0])))
-    before = task.predictor.meter.cost
-    vd.explain("exact_shapley", task)
-    handle.remove()
-    assert sum(seen) == (task.predictor.meter.cost - before).forward
-    assert max(seen) <= 2
-
-
 def test_predictions_are_the_tokens_of_the_answer():
     task = made()
     outputs = torch.tensor([[-3.0, 0.5], [2.0, 1.0]])
@@ -187,28 +160,6 @@ def test_predictions_are_the_tokens_of_the_answer():
     assert bool(((noisy[:, 1] == 0) | (noisy[:, 1] == 1)).all())  # answers of one token
 
 
-class Looks(TorchDispatchMode):
-    """Counts how often a number is read from a tensor, which on a GPU is to wait for it."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func._schema.name == "aten::_local_scalar_dense"
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_table_of_masks_reads_no_number_between_chunks():
-    counts = []
-    for rows in (1, 2, 8):
-        task = made(plan=vd.Plan(rows=rows))
-        with Looks() as looks:
-            vd.explain("exact_shapley", task)
-        counts.append(looks.count)
-    assert len(set(counts)) == 1, counts
-
-
 def test_answers_are_generated_as_far_as_the_model_reads():
     """A model with a table of positions breaks, on a GPU beyond repair, where it is asked for more."""
     length = max(len(TOKENS.encode(p + q)) for p, q in zip(PROMPTS, QUESTIONS, strict=True)) + 2
@@ -216,19 +167,6 @@ def test_answers_are_generated_as_far_as_the_model_reads():
     assert all(len(p.ids) + len(a.tokens) <= length for p, a in zip(task.prompts, task.answers, strict=True))
     with pytest.raises(InputError, match="the model reads 12 at most"):
         vd.models.Generation(MODEL, TOKENS, PROMPTS, questions=QUESTIONS, length=12)
-
-
-def test_tokens_that_the_model_does_not_know_are_refused():
-    few = small_lm(Words(PROMPTS[0]))
-    few.get_input_embeddings = lambda: few.embed
-    with pytest.raises(InputError, match=f"the model knows {len(Words(PROMPTS[0]).pieces)} of them"):
-        made(model=few)
-    TOKENS.mask_token_id = len(TOKENS.pieces)
-    try:
-        with pytest.raises(InputError, match="to stand in for units that are off"):
-            made(off="mask")
-    finally:
-        del TOKENS.mask_token_id
 
 
 class ReadsAhead(torch.nn.Module):
@@ -252,28 +190,6 @@ class ReadsAhead(torch.nn.Module):
 def test_a_model_that_reads_ahead_is_refused(off):
     with pytest.raises(InputError, match="no causal language model"):
         made(model=ReadsAhead().double().eval(), off=off)
-
-
-class TwoTables(torch.nn.Module):
-    """Its first table of embeddings is none of words, and it does not say which is."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.places = torch.nn.Embedding(99, 8)
-        self.words = torch.nn.Embedding(len(TOKENS.pieces), 8)
-        self.head = torch.nn.Linear(8, len(TOKENS.pieces))
-
-    def forward(self, tokens, attention_mask, position_ids):
-        states = self.words(tokens) * attention_mask[..., None]
-        return self.head(states.cumsum(1) + self.places(position_ids))
-
-
-def test_a_fill_that_is_not_the_neutral_word_is_refused():
-    model = TwoTables().double().eval()
-    assert made(model=model, off="drop").off == "drop"
-    with pytest.raises(InputError, match="with units that are off is another prompt"):
-        made(model=model, off="fill")
 
 
 def test_an_answer_follows_the_last_token_that_is_left():
@@ -309,79 +225,6 @@ def test_nothing_is_left_for_an_answer_to_follow():
     assert vd.data.prompt_checks(alone).compared.startswith("only off='fill' works here")
     with pytest.raises(InputError, match="nothing"):
         made().with_off("nothing")
-
-
-# --- gates of tokens are the ordinary token task --------------------------------------------------------
-
-TOKEN_TEXTS = ["Ann has a cat", "Bob has a dog", "It rains today Bob", "Tom likes a cake"]
-TOKEN_WORDS = Words(*TOKEN_TEXTS)
-PLACES = 4
-
-
-class TokenTask(nn.Module):
-    """Token ids in, the two columns of a generation out: what the gates are compared with."""
-
-    def __init__(self, gated: PromptModel) -> None:
-        super().__init__()
-        self.model = gated.model
-        self.has_foil, self.one_pass = True, True
-        self.dear = True
-
-    def forward(self, tokens: Tensor, **side: Tensor) -> Tensor:
-        logits = self.model(tokens, side["attended"].long(), (side["attended"].long().cumsum(1) - 1))[:, -1:]
-        logs = logits.log_softmax(-1)
-        response = logs.gather(-1, side["answer"][..., None])[..., 0].sum(1)
-        response = response - logs.gather(-1, side["foil"][..., None])[..., 0].sum(1)
-        return torch.stack([response, (logits.argmax(-1) == side["predicted"]).to(response).sum(1)], 1)
-
-
-def both() -> tuple[vd.Task, vd.Task]:
-    model: SmallLM = small_lm(TOKEN_WORDS, dtype=torch.float32)
-    answers, foils = [" dog", " cat", " a", " has"], [" cat", " dog", " has", " a"]
-    gates = vd.models.Generation(
-        model, TOKEN_WORDS, TOKEN_TEXTS, answers, foils=foils, units="token", plan=vd.Plan(rows=8)
-    )
-    side = gates.side
-    assert isinstance(side, dict)
-    tokens = vd.Task(
-        TokenTask(gates.predictor.source.module),
-        side["tokens"],
-        side={name: side[name] for name in ("attended", "answer", "foil", "predicted")},
-        space=vd.Space.tokens(PLACES),
-        fill=Token(TOKEN_WORDS.encode("...")[0]),
-        head="generation",
-        targets=torch.zeros(4, dtype=torch.int64),
-        plan=vd.Plan(rows=8),
-    )
-    return gates, tokens
-
-
-def test_probe_gives_the_same_bits():
-    gates, tokens = both()
-    masks = torch.tensor([[True, False, False, True], [False, True, True, False]])
-    assert torch.equal(probe(gates, Given(masks)), probe(tokens, Given(masks)))
-    assert torch.equal(gates.outputs, tokens.outputs)
-
-
-def test_metrics_give_the_same_bits():
-    gates, tokens = both()
-    for name in ("kernel_shap", "occlusion", "exact_shapley"):
-        assert torch.equal(vd.explain(name, gates).values, vd.explain(name, tokens).values), name
-    maps = vd.explain("kernel_shap", gates), vd.explain("kernel_shap", tokens)
-    judges = ("pixel_flipping", "insertion", "fid_plus", "fid_minus")
-    for metric in (*judges, vd.qge.QGE("pixel_flipping")):
-        ours, theirs = (
-            vd.score(metric, task, each) for task, each in zip((gates, tokens), maps, strict=True)
-        )
-        assert torch.equal(ours.values.nan_to_num(-9.0), theirs.values.nan_to_num(-9.0)), metric
-
-
-def test_gef_gives_the_same_bits():
-    """Of a method that asks by masks; weights are those of one model under other names of its parts."""
-    gates, tokens = both()
-    metric = vd.gef.GEF(levels=2, draws=2, path=(0.2, 0.4, 0.6))
-    ours, theirs = (vd.score(metric, task, "occlusion") for task in (gates, tokens))
-    assert torch.equal(ours.values, theirs.values)
 
 
 # --- checks beside a score ------------------------------------------------------------------------------
@@ -452,13 +295,6 @@ def test_random_spans_as_long_as_the_first_unit():
     assert torch.equal(found.random_spans, same.random_spans)
     assert "random spans" in str(found)
     assert found.to_json()["flags"][0]
-
-
-def test_circular_pairs():
-    found = vd.data.prompt_checks(
-        task(), explainers=["occlusion"], metrics=["faithfulness_estimate", "insertion"]
-    )
-    assert found.circular == (("occlusion", "faithfulness_estimate"),)
 
 
 def test_the_estimate_is_no_less_than_what_is_asked():

@@ -166,40 +166,28 @@ def test_chats_switch_messages_and_never_markers(both):
         vd.models.Generation(net, bare, [chat], [" dog"])
 
 
-def test_answers_are_generated(both):
-    net, words = both
-    task = vd.models.Generation(net, words, TEXTS, questions=QUESTIONS, new_tokens=4)
-    said = task.side["predicted"] == task.side["answer"]
-    assert bool(said[task.side["answered"]].all())
-
-
 def test_folders_are_read_and_others_refused(both, tmp_path):
     net, words = both
-    net.float().save_pretrained(tmp_path / "lm")
-    words.save_pretrained(tmp_path / "lm")
-    task = vd.models.Generation.from_huggingface(
-        tmp_path / "lm", TEXTS, [" dog", " cake"], questions=QUESTIONS
-    )
+    folder = tmp_path / "lm"
+    net.float().save_pretrained(folder)
+    words.save_pretrained(folder)
     net.double()
+
+    def read():
+        return vd.models.Generation.from_huggingface(folder, TEXTS, [" dog", " cake"], questions=QUESTIONS)
+
+    task = read()
     assert task.name == "lm"
     assert task.inputs.dtype == torch.float32
     with pytest.raises(InputError, match="the model reads 96 at most"):
-        vd.models.Generation.from_huggingface(tmp_path / "lm", [TEXTS[0] * 9], [" dog"])
-    with pytest.raises(InputError, match="no folder"):
-        vd.models.Generation.from_huggingface(tmp_path / "nowhere", TEXTS, [" dog", " cake"])
-    with pytest.raises(InputError, match="no file"):
-        vd.models.Generation.from_huggingface(tmp_path / "nowhere.gguf", TEXTS, [" dog", " cake"])
-    (tmp_path / "lm" / "tokenizer.json").rename(tmp_path / "elsewhere.json")
+        vd.models.Generation.from_huggingface(folder, [TEXTS[0] * 9], [" dog"])
+    (folder / "tokenizer.json").unlink()
     with pytest.raises(FormatError, match="tokenizer"):
-        vd.models.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
-    config = (tmp_path / "lm" / "config.json").read_text()
-    kind = type(net).__name__
-    (tmp_path / "lm" / "config.json").write_text(config.replace(kind, "BertForSequenceClassification"))
+        read()
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace(type(net).__name__, "BertForSequenceClassification"))
     with pytest.raises(NotApplicableError, match=r"expected \.\.\.ForCausalLM"):
-        vd.models.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
-    (tmp_path / "lm" / "config.json").write_text("{}")
-    with pytest.raises(FormatError):
-        vd.models.Generation.from_huggingface(tmp_path / "lm", TEXTS, [" dog", " cake"])
+        read()
 
 
 def test_tokens_that_do_not_give_the_text_back_are_refused(both):
@@ -223,18 +211,6 @@ def test_smollm2_reads_the_sentence_that_answers():
         off="drop",
     )
     assert vd.explain("occlusion", task).top(0, 1)[0][0] == "Bob lives in Rome."
-
-
-def test_an_end_token_behind_the_prompt_is_refused(both):
-    from tokenizers.processors import TemplateProcessing
-
-    net, _ = both
-    words = tokenizer()
-    words.backend_tokenizer.post_processor = TemplateProcessing(
-        single="$A <end>", special_tokens=[("<end>", words.eos_token_id)]
-    )
-    with pytest.raises(InputError, match="ends prompt 0 with '<end>'"):
-        vd.models.Generation(net, words, TEXTS, [" dog", " cake"])
 
 
 def test_an_answer_ends_with_any_of_the_models_end_tokens(both):

@@ -25,7 +25,6 @@ from veridical.errors import (
     VeridicalError,
     VeridicalWarning,
 )
-from veridical.models.padding import PaddingBlind
 from veridical.perturb.fills import Token
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -33,7 +32,7 @@ from veridical.values.task import Task
 # --- classifiers of texts and images --------------------------------------------------------------------
 
 
-class TokenClassifier(PaddingBlind):
+class TokenClassifier(nn.Module):
     """A text classifier of token ids alone: padding is known by its id and never attended to."""
 
     def __init__(self, module: nn.Module, pad: int) -> None:
@@ -41,10 +40,8 @@ class TokenClassifier(PaddingBlind):
         self.module = module
         self.pad = pad
 
-    def answer(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
-        named = {} if places is None else {"position_ids": places}
-        there = (tokens != self.pad).long()
-        logits: Tensor = self.module(input_ids=tokens, attention_mask=there, **named).logits
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.module(input_ids=tokens, attention_mask=(tokens != self.pad).long()).logits
         return logits
 
 
@@ -131,8 +128,6 @@ def from_huggingface(
         )
     wrap = TokenClassifier(model, read.pad) if isinstance(read, TextReader) else ImageClassifier(model)
     wrap.eval()
-    if isinstance(wrap, TokenClassifier):
-        wrap.try_short(rows)
     return Task(wrap.to(device or "cpu"), rows, **settings)
 
 

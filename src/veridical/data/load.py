@@ -26,8 +26,19 @@ from veridical.data.images import (
 from veridical.data.model_files import Kind, LoadedModel, load_model
 from veridical.data.onnx_models import OnnxFunction
 from veridical.data.prompt_files import from_prompts, is_language_model
-from veridical.data.tables import Labels, from_table, label_column, label_values, numbered
-from veridical.data.texts import WordFunction, is_text, split_words, takes_texts, texts_of, word_rows
+from veridical.data.tables import (
+    Labels,
+    WordFunction,
+    from_table,
+    is_text,
+    label_column,
+    label_values,
+    numbered,
+    split_words,
+    takes_texts,
+    texts_of,
+    word_rows,
+)
 from veridical.errors import InputError, ShapeError, VeridicalWarning
 from veridical.models.embeddings import embedding_layer
 from veridical.models.estimators import class_names, column_names, is_estimator, one_target

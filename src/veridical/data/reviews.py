@@ -27,7 +27,6 @@ from veridical.data.files import package_file, require
 from veridical.data.huggingface import quietly
 from veridical.data.networks import TextTransformer
 from veridical.data.training import Data, Recipe, assemble, fit, kept, pick, trained
-from veridical.models.padding import PaddingBlind, columns
 from veridical.perturb.fills import Token
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -214,7 +213,7 @@ def rotten_tomatoes(samples: int | None, seed: int) -> Task:
 # --- MiniLM ---------------------------------------------------------------------------------------------
 
 
-class SentenceClassifier(PaddingBlind):
+class SentenceClassifier(nn.Module):
     """A sentence encoder, the mean of its answers over the tokens, and a linear head.
 
     Padding is known by its token id, so a token filled with padding is left out like one that never was.
@@ -226,16 +225,16 @@ class SentenceClassifier(PaddingBlind):
         self.head = nn.Linear(width, classes)
         self.pad = pad
 
-    def sentence(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
+    def sentence(self, tokens: Tensor) -> Tensor:
         """The embedding of each sentence, of length 1."""
         there = (tokens != self.pad).long()
-        named = {} if places is None else {"position_ids": places}
-        states: Tensor = self.encoder(input_ids=tokens, attention_mask=there, **named).last_hidden_state
+        states: Tensor = self.encoder(input_ids=tokens, attention_mask=there).last_hidden_state
         mean = (states * there[..., None]).sum(1) / there.sum(1, keepdim=True).clamp(min=1)
         return nn.functional.normalize(mean, dim=-1)
 
-    def answer(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
-        return self.head(self.sentence(tokens, places))
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.sentence(tokens))
+        return logits
 
 
 def rotten_tomatoes_minilm(samples: int | None, seed: int) -> Task:
@@ -264,7 +263,6 @@ def rotten_tomatoes_minilm(samples: int | None, seed: int) -> Task:
     model = SentenceClassifier(encoder, encoder.config.hidden_size, 2, tokenizer.pad_token_id).eval()
     data = Data(rows, labels, train, test)
     _train_head(model, data)
-    model.try_short(rows[test])
     return assemble(
         model,
         data,
@@ -282,7 +280,7 @@ def _train_head(model: SentenceClassifier, data: Data) -> None:
     def make() -> None:
         with torch.no_grad():
             batches = track(tokens.split(64), "embedding film snippets")
-            cut = [batch[:, : columns(batch, model.pad)] for batch in batches]
+            cut = [batch[:, : int((batch != model.pad).any(0).nonzero()[-1]) + 1] for batch in batches]
             sentences = torch.cat([model.sentence(batch) for batch in cut])
         fit(model.head, sentences, labels, HEAD_RECIPE, "rotten_tomatoes_minilm")
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import NotApplicableError
-from veridical.models.padding import PaddingBlind, columns, mode_open
 
 TOKEN_IDS = "token ids"
 """The token ids among side inputs by name: no argument of a model can be called so."""
@@ -53,9 +52,6 @@ class EmbeddingView(nn.Module):
     def forward(self, embedded: Tensor, /, *side: Any, **named: Any) -> Any:
         by_name = named.pop(TOKEN_IDS, None)
         token_ids, *others = side if by_name is None else (by_name, *side)
-        if isinstance(self.module, PaddingBlind) and self.module.left != "nothing" and not mode_open():
-            there = slice(0, columns(token_ids, self.module.pad))
-            embedded, token_ids = embedded[:, there], token_ids[:, there]
 
         def replaced(layer: nn.Module, asked: Any, by_name: Any, _output: Any) -> Tensor:
             if isinstance(layer, nn.EmbeddingBag):

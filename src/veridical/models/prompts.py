@@ -88,16 +88,21 @@ class PromptModel(nn.Module):
     def answers(self, gates: Tensor, side: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The response (rows,), the most probable token at each place of the answer (rows, places), and the
         log-probability of the answer itself (rows,)."""
+        logits, against = self.both_logits(gates, side)
+        response = own = _total(logits.log_softmax(-1), side["answer"], side["judged"])
+        if against is not None:
+            response = own - _total(against.log_softmax(-1), side["foil"], side["foiled"])
+        return response, logits.argmax(-1), own
+
+    def both_logits(self, gates: Tensor, side: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Logits at the places of the answer, and at those of the foil where there is one."""
         unit = side["unit"]
         on = torch.where(unit < 0, 1.0, gates.gather(1, unit.clamp(min=0)))
         prompt = side["tokens"], side["attended"], on
         logits = self.logits(*prompt, side["answer"], side["answered"])
-        response = own = _total(logits, side["answer"], side["judged"])
-        if self.has_foil:
-            foil, there = side["foil"], side["foiled"]
-            against = logits if self.one_pass else self.logits(*prompt, foil, there)
-            response = own - _total(against, foil, there)
-        return response, logits.argmax(-1), own
+        if not self.has_foil:
+            return logits, None
+        return logits, logits if self.one_pass else self.logits(*prompt, side["foil"], side["foiled"])
 
     @staticmethod
     def read_places(side: dict[str, Tensor]) -> Tensor:
@@ -167,9 +172,9 @@ def read_logits(answered: Any, places: int) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def _total(logits: Tensor, answer: Tensor, judged: Tensor) -> Tensor:
-    """The sum of the log-probabilities of those tokens of the answer that are judged (rows,)."""
-    each = logits.log_softmax(-1).gather(-1, answer[..., None])[..., 0]
+def _total(values: Tensor, answer: Tensor, judged: Tensor) -> Tensor:
+    """The sum of the values, one per word, at those tokens of the answer that are judged (rows,)."""
+    each = values.gather(-1, answer[..., None])[..., 0]
     return torch.where(judged, each, 0.0).sum(1)
 
 
@@ -202,18 +207,11 @@ class PromptLogits(nn.Module):
         return self.module.has_foil and not self.module.one_pass
 
     def forward(self, gates: Tensor, /, **side: Tensor) -> Tensor:
-        own, unit = self.module, side["unit"]
-        on = torch.where(unit < 0, 1.0, gates.gather(1, unit.clamp(min=0)))
-        prompt = side["tokens"], side["attended"], on
-        logits = own.logits(*prompt, side["answer"], side["answered"])
-        total = self._added(logits, side["answer"], side["judged"])
-        if own.has_foil:
-            foil, there = side["foil"], side["foiled"]
-            against = own.logits(*prompt, foil, there) if self.two_passes else logits
-            total = total - self._added(against, foil, there)
+        logits, against = self.module.both_logits(gates, side)
+        total = _total(self._scaled(logits), side["answer"], side["judged"])
+        if against is not None:
+            total = total - _total(self._scaled(against), side["foil"], side["foiled"])
         return total[:, None]
 
-    def _added(self, logits: Tensor, answer: Tensor, judged: Tensor) -> Tensor:
-        logits = logits.log_softmax(-1) if self.normalised else logits
-        each = logits.gather(-1, answer[..., None])[..., 0]
-        return torch.where(judged, each, 0.0).sum(1)
+    def _scaled(self, logits: Tensor) -> Tensor:
+        return logits.log_softmax(-1) if self.normalised else logits

@@ -25,7 +25,6 @@ from veridical.perturb import subset_table
 from veridical.perturb.backgrounds import Backgrounds
 from veridical.perturb.fills import Fill
 from veridical.perturb.rules import MaskRule, is_signed, rows_of
-from veridical.perturb.token_rows import ROWS_AT_ONCE, TokenRows
 
 if TYPE_CHECKING:
     from veridical.values.task import Task
@@ -148,9 +147,7 @@ def _ask(
     """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
     predictor, shape = task.predictor, task.inputs.shape[1:]
     samples, masks, repeats = len(task.inputs), rule.count, behind.repeats
-    texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
-    at_once = predictor.rows if texts is None else ROWS_AT_ONCE
-    cut = list(blocks(samples, masks, max(1, at_once // repeats)))
+    cut = list(blocks(samples, masks, max(1, predictor.rows // repeats)))
     targets = None if all_outputs else task.targets
     width = task.n_outputs * (1 + predictions) if all_outputs else 1
     found: list[Tensor] = []
@@ -181,11 +178,8 @@ def _ask(
                 make = task.inputs.new_empty if padded == total else task.inputs.new_zeros
                 buffer = make((padded, *shape))
             behind.show(removed, rows, buffer[:total].view(count, across, repeats, *shape))
-            if texts is None:
-                side = repeat_side(take_side(task.side, rows), across * repeats)
-                outputs = predictor.chunk(buffer[:padded], side, total)
-            else:
-                outputs = texts(buffer[:total])
+            side = repeat_side(take_side(task.side, rows), across * repeats)
+            outputs = predictor.chunk(buffer[:padded], side, total)
             answers = task.respond(outputs, response)
             if predictions:
                 answers = torch.cat([answers, subset_table.predicted(task, outputs)], -1)

@@ -20,7 +20,6 @@ from veridical.models.sessions import Session
 from veridical.perturb.backgrounds import Backgrounds
 from veridical.perturb.fills import Blur, Constant, Fill, Marginal, Mean, Token, UniformNoise, Zero
 from veridical.perturb.rules import MaskRule
-from veridical.perturb.token_rows import ROWS_AT_ONCE, TokenRows
 
 if TYPE_CHECKING:
     from veridical.values.task import Task
@@ -161,8 +160,7 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
     found = [_means(task, task.outputs[who[clean]], 1)]
     asked = (~clean).nonzero()[:, 0]
     places, repeats, shape = places_of(task), behind.repeats, task.inputs.shape[1:]
-    texts = None if task.inputs.is_floating_point() else TokenRows.of(task)
-    together = max(1, (task.predictor.rows if texts is None else ROWS_AT_ONCE) // repeats)
+    together = max(1, task.predictor.rows // repeats)
     # read here, once: in the loop a GPU would wait at every chunk
     firsts, lasts = who[asked[::together]].tolist(), who[asked[together - 1 :: together]].tolist()
     lasts += who[asked[-1:]].tolist()
@@ -175,7 +173,7 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
         filled = torch.where(task.space.expand(gone, here)[:, None], shown, task.inputs[here, None])
         side = take_side(task.side, here.repeat_interleave(repeats))
         masked = filled.expand(len(here), repeats, *shape).flatten(0, 1)
-        outputs = task.predictor.chunk(masked, side) if texts is None else texts(masked)
+        outputs = task.predictor.chunk(masked, side)
         found.append(_means(task, outputs, repeats))
     table.add(torch.cat([keys[clean], keys[asked]]), torch.cat(found))
 
