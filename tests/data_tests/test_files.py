@@ -59,13 +59,7 @@ def test_reference_rows_may_be_called_train(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "labels", "message"),
     [
-        (
-            {"x": np.ones((2, 2)), "inputs": np.ones((2, 2))},
-            None,
-            "inputs, x, and several of them may be the inputs",
-        ),
         ({"x": np.ones((2, 2)), "odd": np.ones(2)}, None, "odd cannot be placed.*labels: labels or y"),
-        ({"y": np.ones(2), "masks": np.ones(2)}, None, "none of them is the inputs"),
         ({"x": np.ones((2, 2))}, "truth", "no array 'truth'; set.npz has x"),
         ({"x": np.ones((0, 2))}, None, r"no rows: inputs have shape \(0, 2\)"),
         ({"x": np.array([{"a": 1}, None], dtype=object)}, None, "without unpickling.*Python objects"),

@@ -96,15 +96,6 @@ def test_answers_are_generated_where_none_are_given():
     assert task.side["predicted"][0].tolist() == said
 
 
-def test_explainers_and_metrics_work_on_gates():
-    task = made()
-    for name in ("occlusion", "gradient", "integrated_gradients", "kernel_shap", "exact_shapley", "lime"):
-        explanation = vd.explain(name, task)
-        assert explanation.values.shape == (2, 4)
-        assert float(explanation.values[0, 3]) == 0  # the first prompt has three sentences
-    assert vd.score("pixel_flipping", task, explanation).values.shape == (2,)
-
-
 def test_drop_has_no_gradient():
     with pytest.raises(NotApplicableError, match="off='drop' has no gradient"):
         vd.explain("gradient", made(off="drop"))

@@ -13,7 +13,7 @@ from tests.data_tests.test_generation import ANSWERS, FOILS, PROMPTS, QUESTIONS,
 from tests.reference.small_lm import Words, small_lm
 from veridical.core.key import Key
 from veridical.data.switching import reference_cost
-from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalError
+from veridical.errors import NotApplicableError, ShapeError, VeridicalError
 from veridical.explainers.base import registry as explainers
 from veridical.gef.perturbed_model import PerturbedModels
 from veridical.metrics.base import ExplainerMetric
@@ -190,16 +190,6 @@ def test_atoms_leave_what_the_dictionary_does_not_tell():
     gates = switched.inputs.clone()
     gates[:, 0] = 0
     torch.testing.assert_close(switched.with_inputs(gates).outputs, want)
-
-
-@pytest.mark.parametrize("kind", [vd.models.Heads, vd.models.Mlps, vd.models.Blocks, vd.models.Channels])
-def test_no_layers_are_not_all_layers_and_units_are_given_once(kind):
-    for nothing in ((), [], ""):
-        with pytest.raises(InputError, match="names no layer"):
-            kind(nothing)
-    if kind is not vd.models.Channels:
-        with pytest.raises(InputError, match="given twice"):
-            vd.data.switch(prompt(), [kind(), kind()])
 
 
 class HiddenHeads(nn.Module):

@@ -11,7 +11,6 @@ import veridical as vd
 from tests.reference.shapley import exact_shapley
 from veridical.data import Part, from_parts, values_by_part
 from veridical.errors import InputError, NotApplicableError, ShapeError
-from veridical.perturb.fills import PartValues
 
 RNG = torch.Generator().manual_seed(0)
 IMAGES, COLUMNS = torch.randn(5, 1, 4, 4, generator=RNG), torch.randn(5, 3, generator=RNG)
@@ -178,8 +177,3 @@ def test_what_does_not_fit_is_said() -> None:
     ):
         with pytest.raises(InputError, match=message):
             from_parts(Both(), parts)
-
-
-def test_the_fill_of_parts_comes_back_from_its_settings() -> None:
-    fill = PartValues((16, 3), (0.0, 0.5))
-    assert PartValues.from_json(fill.to_json()) == fill

@@ -9,7 +9,6 @@ import torch
 
 import veridical as vd
 from veridical.data import known_language
-from veridical.data.known_language import WordTokenizer
 from veridical.data.networks import ANSWER, HEADS, MATCH, InductionTransformer
 from veridical.errors import InputError
 
@@ -209,11 +208,3 @@ def test_a_gradient_at_full_gates_misses_what_is_saturated(answer):
     found = {name: vd.explain(name, few).values.argmax(1) == truth for name in ("gradient", "occlusion")}
     assert bool(found["occlusion"].all())
     assert float(found["gradient"].double().mean()) < 0.9
-
-
-def test_a_tokenizer_of_words_gives_texts_back_and_refuses_others():
-    tokenizer = WordTokenizer(known_language.PROMPT_WORDS)
-    text = "Ann says red. Judge says blue. So it is "
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    with pytest.raises(InputError, match="'x' in 'Ann says x' is no piece"):
-        tokenizer.encode("Ann says x")

@@ -163,12 +163,8 @@ CASES = {
     "line 2 of p.jsonl has the fields .*, line 1 of p.jsonl has": [GOOD, {"prompt": "x"}],
     "line 1 of p.jsonl has no 'prompt'": [{"answer": "x"}],
     "the answer of line 1 of p.jsonl is ''": [{**GOOD, "answer": ""}],
-    "the foil of line 3 of p.jsonl is 3": [GOOD, "", {**GOOD, "foil": 3}],
-    "the prompt of line 1 of p.jsonl is 7": [{**GOOD, "prompt": 7}],
     "unit 'Cem' of line 1 of p.jsonl is not in its prompt": [{**GOOD, "units": ["Cem"]}],
     "or not behind the unit before it": [{**GOOD, "units": ["Bob has a dog.", "Ann has a cat."]}],
-    "unit 4 of line 1 of p.jsonl is neither": [{**GOOD, "units": [4]}],
-    "the units of line 1 of p.jsonl are a list": [{**GOOD, "units": "Ann"}],
     "two prompts have the same id": [{**GOOD, "id": 1}, {**GOOD, "id": "1"}],
     "p.jsonl is empty": [""],
     "holds no prompt": ["\n", "\n"],
@@ -186,8 +182,6 @@ def test_other_files_and_objects_are_refused(tmp_path):
         read_prompts(tmp_path / "p.csv")
     with pytest.raises(InputError, match="no file"):
         read_prompts(tmp_path / "p.jsonl")
-    with pytest.raises(InputError, match="a list; got Tensor"):
-        read_prompts(torch.zeros(2, 3))
     (tmp_path / "p.jsonl").write_bytes(b'{"prompt": "\xff"}')
     with pytest.raises(FormatError, match="UTF-8"):
         read_prompts(tmp_path / "p.jsonl")

@@ -1,4 +1,4 @@
-"""What a task is and what it would take to explain and score it, told before anything runs."""
+"""What a task is and what it would take to explain and score it, estimated before anything runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from veridical.models.predictor import take_side
 from veridical.values.task import Task
 
 OF_FEATURES = ("occlusion", "feature_ablation")
-"""Explainers that ask one row per feature."""
+"""Explainers that evaluate one row per feature."""
 FEW_FEATURES = 12
-"""Up to here the answers to masks are kept, and each mask is asked once."""
+"""Up to here the outputs of all masks are in one table, and each mask is evaluated once."""
 TRIAL_SECONDS = 5.0
 """An explainer that takes less for one sample is tried on one."""
 BACKWARD = 2
@@ -32,7 +32,7 @@ BACKWARD = 2
 METRIC_SECONDS = 15.0
 """After so long no further metric is tried."""
 TIMED_ROWS = 64
-"""How many rows are asked to see how long one takes."""
+"""How many rows are evaluated to see how long one takes."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +72,23 @@ def diagnose(task: Task) -> Diagnosis:
                 reason = f"it failed on the first sample: {error}"
         if reason is not None:
             left_out[name] = reason
-    judges: dict[str, int | None] = {}
+    scoring: dict[str, int | None] = {}
     until = time.monotonic() + METRIC_SECONDS
     for name in metrics:
-        judge = metrics.make(name)
-        why = judge.why_not(task)
-        if why is None:
-            judges[name] = scoring_rows(judge, task) if time.monotonic() < until else None
+        metric = metrics.make(name)
+        reason = metric.why_not(task)
+        if reason is None:
+            scoring[name] = scoring_rows(metric, task) if time.monotonic() < until else None
         else:
-            left_out[name] = why
-    return Diagnosis(_about(task), rows, judges, left_out, pace, _warnings(task))
+            left_out[name] = reason
+    return Diagnosis(_about(task), rows, scoring, left_out, pace, _warnings(task))
 
 
 def _about(task: Task) -> list[str]:
     lines = [repr(task), f"kind of input: {task.modality}; removed features become: {task.fill.name}"]
     lines.append(f"reference rows: {'none' if task.train is None else len(task.train)}")
     if not task.predictor.differentiable:
-        lines.append("no gradients: the model is asked by its answers alone")
+        lines.append("no gradients: only the model's outputs can be evaluated")
     if task.inputs.is_floating_point() and bool(task.inputs.isnan().any()):
         lines.append(f"missing values: in {int(task.inputs.isnan().flatten(1).any(1).sum())} samples")
     return lines
@@ -134,7 +134,7 @@ def _rows(explainer: Explainer, task: Task, pace: float) -> int:
 def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
     """What the score of one map costs, tried on two samples with random maps; None where that fails.
 
-    A metric that explains again is tried with a method that asks nothing.
+    A metric that explains again is tried with a method that evaluates nothing.
     """
     two = task[:2].changed(alone=True)
     chance = explainers.make("random")
@@ -143,13 +143,13 @@ def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
             warnings.simplefilter("ignore")
             subject = chance if isinstance(metric, ExplainerMetric) else chance(two, Key(0))
             cost = metric(two, subject, Key(0)).cost  # type: ignore[operator]
-    except Exception:  # told where it is scored
+    except Exception:  # reported where it is scored
         return None
     return -(-(cost.forward + BACKWARD * cost.backward) // len(two))
 
 
 def _seconds_per_row(task: Task) -> float:
-    """How long the machine takes for some rows, asked after others have warmed it up."""
+    """How long the machine takes for some rows, evaluated after others have warmed it up."""
     count = TIMED_ROWS if task.predictor.padded_to > 1 else 2  # a row may take half a second
     places = torch.arange(count, device=task.device) % len(task)
     rows, side = task.inputs[places], take_side(task.side, places)
@@ -213,7 +213,7 @@ def estimate(task: Task, explainers: Iterable[str], *, perturbed_models: int = 0
         notes.append(
             f"{int((~few).sum())} of {len(task)} samples have more than {FEW_FEATURES} {task.space.kind}s "
             f"(up to {int(counts.max())}), too many for a table of all subsets: masks are drawn, and each "
-            "metric asks its own, which is not counted here"
+            "metric evaluates its own, which is not counted here"
         )
     for name in names:
         made = explainers_by_name.make(name)

@@ -428,7 +428,7 @@ _APART = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.1}
 def check_exact(task: Generation) -> None:
     """Refuse a model that is not causal, or to which a unit that is off is not what it is said to be.
 
-    A prompt that is padded is asked without padding; one whose first unit is off with the token in its place,
+    A padded prompt is evaluated without padding; one whose first unit is off with the token in its place,
     or shortened in fact. Where units are dropped so is the longest with its first unit alone: layers that
     look back so many slots, hidden ones too, would not find it.
     """

@@ -186,7 +186,7 @@ class TextReader:
                 f"the tokenizer of {source} has no pad token; set one and save the tokenizer again"
             )
         self.pad: int = self.tokenizer.pad_token_id
-        # tokenizers that were told no limit state an enormous one
+        # tokenizers that were given no limit state an enormous one
         limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or length)
         self.length = min(length, *limits)
 
@@ -386,7 +386,7 @@ def _from_gguf(path: Path) -> tuple[nn.Module, Any]:
         raise InputError(f"there is no file {path}")
     for package in ("transformers", "gguf", "accelerate"):
         require(package)
-    # transformers counts tensors on the terminal, whatever it is told
+    # transformers counts tensors on the terminal, whatever its settings
     with quietly(), reading_errors(path, "causal language model"), redirect_stderr(StringIO()):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 

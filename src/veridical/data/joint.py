@@ -88,8 +88,8 @@ def from_parts(model: Any, parts: Mapping[str, Any], *, by_name: bool = False, *
     split = Split(
         tuple((n, tuple(own.shape[1:]), w) for (n, own), w in zip(rows.items(), whole, strict=True))
     )
-    asked = JointModel if isinstance(model, nn.Module) else JointFunction
-    task = Task(asked(model, split, by_name), _flat(rows), **settings)
+    wrapper = JointModel if isinstance(model, nn.Module) else JointFunction
+    task = Task(wrapper(model, split, by_name), _flat(rows), **settings)
     if not any(whole):
         return task
     # a gradient through whole numbers would be zero, and silently so
@@ -143,7 +143,7 @@ class JointFunction:
     """A function of several inputs as one of rows that hold them all."""
 
     model: Any
-    """What is asked."""
+    """What is evaluated."""
     split: Split
     """How rows are taken apart."""
     by_name: bool

@@ -72,17 +72,13 @@ TRAINED = 4096
 PROMPT_RECIPE = Recipe(epochs=7, rate=1e-2, batch=64, decay=1e-3)
 
 
-def prompt(samples: int | None, seed: int) -> KnownAnswer:
+def prompt_task(samples: int | None = None, seed: int = 0, off: Off = "fill") -> KnownAnswer:
     """Six sentences, each by another speaker with a colour, and a model that answers with the judge's.
 
     The foil is the colour of the sentence behind the judge's. The model was trained to stay right without
     other sentences, and to answer "unknown" without the judge's; the truth is 1 on that and 0 elsewhere.
+    A sentence that is off is filled, dropped, or zeros.
     """
-    return prompt_task(samples, seed)
-
-
-def prompt_task(samples: int | None = None, seed: int = 0, off: Off = "fill") -> KnownAnswer:
-    """The same where a sentence that is off is filled, dropped, or zeros."""
     every = torch.arange(EVALUATED)
     ids = pick(Data(every, every, every, every), "known/prompt", samples, seed)
     speakers, colours, place = drawn_sentences(ids)
@@ -192,15 +188,12 @@ INDUCTION_LENGTH = 2 * PAIRS + 3
 Change = Literal["value", "key", "both"]
 
 
-def induction(samples: int | None, seed: int) -> KnownAnswer:
-    """Which heads answer `> A 3 B 7 C 1 D 5 B` with 7: half the pairs change the 7, half the B before it."""
-    return induction_heads(samples, seed)
-
-
 def induction_heads(
     samples: int | None = None, seed: int = 0, change: Change = "both", turn: tuple[int, int] = (1, 2)
 ) -> KnownAnswer:
-    """The same for one kind of change, and with the two heads at other places (`turn`).
+    """Which heads answer `> A 3 B 7 C 1 D 5 B` with 7: half the pairs change the 7, half the B before it.
+
+    There may be one kind of change alone, and the two heads stand at other places (`turn`).
 
     A head that is off has its value in a paired prompt. Where the value before the answer was changed, only
     the induction head matters, which copies it; where the key was changed, the previous-token head matters

@@ -86,8 +86,8 @@ class OnnxFunction:
         parts = []
         for at in range(0, count, size):
             piece = [_padded(array[at : at + size], size) for array in feeds]
-            asked = {entry.name: array for entry, array in zip(self.inputs, piece, strict=True)}
-            parts.append(np.asarray(self.session.run([self.output_name], asked)[0]))
+            feed = {entry.name: array for entry, array in zip(self.inputs, piece, strict=True)}
+            parts.append(np.asarray(self.session.run([self.output_name], feed)[0]))
         answer = np.concatenate(parts)[:count]
         if answer.dtype.kind != "f":
             offered = [output.name for output in self.session.get_outputs()]

@@ -55,8 +55,8 @@ def circular_pairs(explainers: Iterable[str], metrics: Iterable[str]) -> list[tu
     >>> circular_pairs(["occlusion", "gradient"], ["faithfulness_estimate", "pixel_flipping"])
     [('occlusion', 'faithfulness_estimate')]
     """
-    judges = list(metrics)
-    return [(e, m) for e in explainers for m in judges if e in _CIRCULAR.get(m, ())]
+    names = list(metrics)
+    return [(e, m) for e in explainers for m in names if e in _CIRCULAR.get(m, ())]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class PromptChecks:
     """The share of random spans, as long as the unit that matters most, that matter as much; NaN where a
     prompt has no other span of that length."""
     circular: tuple[tuple[str, str], ...] = ()
-    """Pairs of an explainer and a metric that ask the same questions."""
+    """Pairs of an explainer and a metric that evaluate the model on the same inputs."""
 
     @property
     def remembered(self) -> Tensor:

@@ -333,7 +333,7 @@ def check_fitting(
 ) -> None:
     """Refuse tokens that are too many, or that the model has no embedding for.
 
-    Before answers are known, one token of each is: a model must not be asked for more than it can read.
+    Before answers are known, one token of each is: a model must not be given more than it can read.
     """
     most = most_tokens(model, length)
     known = _vocabulary(model)

@@ -110,7 +110,7 @@ def _check(task: Task) -> None:
     if isinstance(task.predictor.source.module, Switched):
         raise NotApplicableError("this task is switched already; give all its units at once, as a list")
     if task.members is not None:
-        raise NotApplicableError("the samples of this task are classes, which have no input to ask about")
+        raise NotApplicableError("the samples of this task are classes, which have no input of their own")
     model = task.predictor.source.module
     if isinstance(model, PromptModel) and model.has_foil and not model.one_pass:
         raise NotApplicableError(
@@ -221,12 +221,12 @@ def _check_on(task: Task, switched: Task) -> None:
     """With all units on the model has to answer as it does: else a layer was not switched but changed."""
     first = slice(0, 1)
 
-    def answer(asked: Task) -> Tensor:
-        with asked.session() as model:
-            return asked.uncounted(lambda: call(model, asked.inputs[first], take_side(asked.side, first)))
+    def outputs(of: Task) -> Tensor:
+        with of.session() as model:
+            return of.uncounted(lambda: call(model, of.inputs[first], take_side(of.side, first)))
 
     # one row both times: in TF32 the same row of a larger batch has other last bits
-    if not torch.allclose(answer(switched), answer(task), rtol=1e-3, atol=1e-4):
+    if not torch.allclose(outputs(switched), outputs(task), rtol=1e-3, atol=1e-4):
         raise NotApplicableError(
             "with all units on the model does not answer as before, so they cannot be switched"
         )
@@ -238,7 +238,8 @@ def _check_on(task: Task, switched: Task) -> None:
 def reference_cost(task: Task) -> Cost:
     """Rows that a task evaluates, once per perturbed model, for what stands in for units that are off.
 
-    Whoever asks first pays, as with a table of subsets; of states beyond 512 MiB the oldest are asked again.
+    Whoever evaluates first pays, as with a table of subsets; of states beyond 512 MiB the oldest are
+    computed again.
     """
     module = task.predictor.source.module
     return Cost(module.reference_rows(len(task))) if isinstance(module, Switched) else Cost()

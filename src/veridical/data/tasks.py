@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Entry:
-    """One embedded task: `maker` names the function (samples, seed) -> Task, imported when asked for."""
+    """One embedded task: `maker` names the function (samples, seed) -> Task, imported on first use."""
 
     maker: str
     modality: str

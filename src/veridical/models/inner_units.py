@@ -138,7 +138,7 @@ class Site:
         )
         codes = own.encode(out)
         new = change(codes)
-        # what the dictionary does not tell stays as it is
+        # what the dictionary does not reconstruct stays as it is
         return None if new is None else out + (own.decode(new) - own.decode(codes))
 
 
@@ -259,7 +259,7 @@ class Channels(InnerUnits):
 
 @dataclass(frozen=True)
 class Atoms(InnerUnits):
-    """Atoms of a dictionary over a layer's answer; what the dictionary does not tell stays as it is."""
+    """Atoms of a dictionary over a layer's output; what it does not reconstruct stays as it is."""
 
     dictionary: Any = None
     """Has encode(states) -> codes and decode(codes) -> states, over the last axis."""
@@ -361,11 +361,11 @@ Visit = Callable[[int, Tensor], Tensor | None]
 
 
 class Switched(nn.Module):
-    """The child model asked with gates (rows, units) inside it, each 1 (on) or 0 (off) or between.
+    """The child model evaluated with gates (rows, units) inside it, each 1 (on) or 0 (off) or between.
 
     At each site the state becomes gate * state + (1 - gate) * off, where off is zero, the mean state over
     reference inputs, or the state in a paired input; these are computed with the weights that the copy
-    has at that moment. Hooks are there for as long as a row is asked.
+    has at that moment. Hooks are there for as long as a row is evaluated.
     """
 
     def __init__(
@@ -386,8 +386,8 @@ class Switched(nn.Module):
         self.reference = reference
         """Rows over which states are averaged."""
         self.meter = meter
-        """Counts the rows that are asked for what stands in for units that are off."""
-        self.dear = bool(getattr(module, "dear", False))
+        """Counts the rows that are evaluated for what stands in for units that are off."""
+        self.expensive = bool(getattr(module, "expensive", False))
         self._known: OrderedDict[Any, list[Tensor]] = OrderedDict()
         self._seen: tuple[int, ...] | None = None
 
@@ -418,7 +418,7 @@ class Switched(nn.Module):
         return {"zero": 0, "mean": mean, "paired": samples}[self.off]
 
     def forget(self) -> None:
-        """Let the states go that stand in for units that are off: whoever needs them next asks, and pays."""
+        """Let the states go that stand in for units that are off: who needs them next computes them."""
         self._known.clear()
 
     def forward(self, gates: Tensor, /, **side: Tensor) -> Any:
@@ -432,9 +432,9 @@ class Switched(nn.Module):
             return kept if off is None else kept + (1 - share) * off[place].to(state)
 
         with self._visited(switch):
-            return self._ask(side, "")
+            return self._outputs(side, "")
 
-    def _ask(self, side: dict[str, Tensor], prefix: str) -> Any:
+    def _outputs(self, side: dict[str, Tensor], prefix: str) -> Any:
         own = {n.removeprefix(prefix): v for n, v in side.items() if n.startswith(PAIRED) == bool(prefix)}
         x = own.pop(INPUTS)
         own.pop(SAMPLE, None)
@@ -470,17 +470,19 @@ class Switched(nn.Module):
         wanted = {sample: row for row, sample in enumerate(samples) if sample not in self._known}
         if wanted:
             rows = torch.tensor(list(wanted.values()), device=side[SAMPLE].device)
-            found = self._record(lambda: self._ask({n: v[rows] for n, v in side.items()}, PAIRED), len(rows))
+            found = self._record(
+                lambda: self._outputs({n: v[rows] for n, v in side.items()}, PAIRED), len(rows)
+            )
             for place, sample in enumerate(wanted):
                 self._known[sample] = [state[place : place + 1] for state in found]
         out = [torch.cat(states) for states in zip(*(self._known[s] for s in samples), strict=True)]
         self._keep_few()
         return out
 
-    def _record(self, ask: Callable[[], Any], rows: int) -> list[Tensor]:
+    def _record(self, evaluate: Callable[[], Any], rows: int) -> list[Tensor]:
         found: list[list[Tensor]] = [[] for _ in self.sites]
         with self._visited(lambda place, state: found[place].append(state.detach())):
-            ask()
+            evaluate()
         if self.meter is not None:
             self.meter.here.forward += rows
             self.meter.here.rows += rows

@@ -134,7 +134,7 @@ def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget
     """Choose rows per chunk: the power of two whose activations fit the budget, from one forward pass.
 
     Activations are the outputs of the leaf modules for one row; what a model computes between its modules
-    is taken as another copy of its input. At least 8, unless the module says that its rows are dear.
+    is taken as another copy of its input. At least 8, unless the module says that its rows are expensive.
     """
     seen = [2 * row.numel() * row.element_size()]
 
@@ -154,7 +154,7 @@ def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget
         for hook in hooks:
             hook.remove()
     fitting = max(1, budget_mib * 2**20 // max(1, sum(seen)))
-    least = 1 if getattr(module, "dear", False) else MIN_ROWS
+    least = 1 if getattr(module, "expensive", False) else MIN_ROWS
     return max(least, min(most_rows(row.device), 1 << (fitting.bit_length() - 1)))
 
 

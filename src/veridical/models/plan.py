@@ -40,7 +40,7 @@ class Plan:
     """
 
     rows: Count | None = None
-    """Rows per chunk: a multiple of 8, to which fewer rows are padded, or 1, 2 or 4 where a row is dear, and
+    """Rows per chunk: a multiple of 8, to which fewer rows are padded, 1, 2 or 4 if a row is expensive, and
     none is padded. None lets one measured forward pass choose the power of two whose activations fit in
     `budget_mib`. It never follows free memory."""
     budget_mib: Count | None = None

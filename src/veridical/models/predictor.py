@@ -139,7 +139,7 @@ class Predictor:
     rows: int = field(init=False)
     """Rows per chunk."""
     padded_to: int = field(init=False)
-    """The number of rows of which chunks are a multiple: 1 where a row is dear and none is padded."""
+    """The number of rows of which chunks are a multiple: 1 where a row is expensive and none is padded."""
     on_host: bool = field(init=False)
     """Whether it runs on a CPU."""
     _here: threading.local = field(default_factory=threading.local, init=False, repr=False)

@@ -29,14 +29,14 @@ class SwitchedOff:
 
 
 class PromptModel(nn.Module):
-    """The child model asked about prompts whose units have gates (rows, units): 1 is on, 0 is off.
+    """The child model evaluated on prompts whose units have gates (rows, units): 1 is on, 0 is off.
 
     Prompts end at the same place (they are padded on the left); the answer follows. It answers (rows, 2):
     the log-probability of the answer's judged tokens, less that of the foil where there is one; and the share
     of the answer's tokens at which the most probable token is `predicted`.
     """
 
-    dear = True
+    expensive = True
 
     def __init__(self, model: nn.Module, off: SwitchedOff, has_foil: bool, one_pass: bool) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class PromptModel(nn.Module):
         self.off = off
         self.has_foil = has_foil
         self.one_pass = one_pass
-        """Whether answer and foil differ in their last tokens only, so that one pass tells both."""
+        """Whether answer and foil differ in their last tokens only, so that one pass gives both."""
         self.takes = frozenset(inspect.signature(model.forward).parameters)
         if not off.hidden:
             layer = embedding_layer(model)
@@ -123,9 +123,9 @@ class PromptModel(nn.Module):
         named: dict[str, Any] = {"attention_mask": attended.long(), "position_ids": positions}
         named |= {"use_cache": False, "logits_to_keep": places}
         named = {name: value for name, value in named.items() if name in self.takes}
-        return read_logits(self._ask(tokens, gates, **named), places)
+        return read_logits(self._outputs(tokens, gates, **named), places)
 
-    def _ask(self, tokens: Tensor, gates: Tensor, **named: Any) -> Any:
+    def _outputs(self, tokens: Tensor, gates: Tensor, **named: Any) -> Any:
         """The child's answer to tokens, each as far on as its gate says."""
         if self.off.hidden:
             return self.model(tokens, **named)
@@ -203,7 +203,7 @@ class PromptLogits(nn.Module):
 
     @property
     def two_passes(self) -> bool:
-        """Whether the foil is asked apart from the answer."""
+        """Whether the foil is evaluated apart from the answer."""
         return self.module.has_foil and not self.module.one_pass
 
     def forward(self, gates: Tensor, /, **side: Tensor) -> Tensor:
