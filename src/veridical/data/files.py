@@ -232,9 +232,28 @@ class Examples:
 
 
 def read_examples(data: Any, labels: str | None = None, reference: bool = False) -> Examples:
-    """Read data of any accepted kind; `labels` may name an array of a file to be the true classes.
+    """Read data of any accepted kind, before it is known what a model makes of it.
 
-    In a file of reference rows that array may be missing, and arrays called train are the rows themselves.
+    Parameters
+    ----------
+    data
+        A folder of images, a file of arrays or of a table, or arrays or a data frame in memory.
+    labels : str, optional
+        The array of a file that holds the true classes.
+    reference : bool
+        Whether these are reference rows: `labels` may be missing, and arrays called train are the rows.
+
+    Returns
+    -------
+    Examples
+        The rows as they were found, and the arrays beside them.
+
+    Raises
+    ------
+    FormatError
+        Where a file is damaged, empty, needs unpickling, or holds arrays of other names.
+    InputError
+        Where there is no such file or folder, or it is of no known kind.
     """
     data = as_pandas(data)
     if is_frame(data):

@@ -30,9 +30,24 @@ def check_allowed(what: str, why: str, allow_code: bool) -> None:
 
 
 def import_attribute(path: str, allow_code: bool = False) -> Any:
-    """What `module:name` or `file.py:name` stands for. Importing runs the module, so it must be allowed.
+    """What `module:name` or `file.py:name` stands for; importing runs the module, so it must be allowed.
 
-    A module is looked for among the installed ones and in the current folder.
+    Parameters
+    ----------
+    path : str
+        The module, looked for among the installed ones and in the current folder, or its file; then a colon
+        and the name, with dots for attributes of attributes.
+    allow_code : bool
+        Whether the module's code may run.
+
+    Returns
+    -------
+    object
+
+    Raises
+    ------
+    InputError
+        Where code is not allowed, the module cannot be imported, or has no such name.
     """
     module_name, colon, name = path.rpartition(":")
     if not colon or not module_name or not name:
@@ -86,7 +101,22 @@ WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Tensors by name from a .safetensors file, or from one of torch's that holds nothing but tensors."""
+    """Tensors by name from a .safetensors file, or from one of torch's that holds nothing but tensors.
+
+    Parameters
+    ----------
+    path : str or path
+        The file; a checkpoint may hold the state dict beside other things.
+
+    Returns
+    -------
+    dict of str to Tensor
+
+    Raises
+    ------
+    FormatError
+        Where the file is damaged or holds more than tensors: a pickled model is never read.
+    """
     path = existing_file(path)
     if path.suffix.lower() == ".safetensors":
         return read_safetensors(path)
@@ -114,7 +144,23 @@ def _state(found: Any, path: Path) -> dict[str, Tensor]:
 def load_weights(path: str | Path, arch: Any, allow_code: bool = False) -> nn.Module:
     """The network that `arch` builds, in eval mode and with the weights of this file.
 
-    `arch` is a module, a function without arguments that makes one, or the import path of either.
+    Parameters
+    ----------
+    path : str or path
+        The file of weights.
+    arch : nn.Module, callable or str
+        A module, a function without arguments that makes one, or the import path of either.
+    allow_code : bool
+        Whether the code behind an import path may run.
+
+    Returns
+    -------
+    nn.Module
+
+    Raises
+    ------
+    InputError
+        Where the weights do not fit the network, or code would have to run that nobody allowed.
     """
     path = existing_file(path)
     if arch is None:
@@ -187,7 +233,30 @@ def load_model(
 ) -> LoadedModel:
     """Read a model from wherever it is: a path, `hf:owner/name`, or an object that is one already.
 
-    `kind` says what a file is where its suffix does not.
+    Parameters
+    ----------
+    model
+        The path, the name on the hub, or the model.
+    arch : optional
+        What builds the network of a file of weights; see `load_weights`.
+    kind : {"huggingface", "weights", "sklearn", "onnx"}, optional
+        What a file is, where its suffix does not say it.
+    allow_code : bool
+        Whether code that comes with the model may run; a joblib file can contain any.
+    device : torch.device, optional
+        Where a torch module goes.
+
+    Returns
+    -------
+    LoadedModel
+        The model, its kind and its path; one of Hugging Face stays a name.
+
+    Raises
+    ------
+    InputError
+        Where there is no model at the path, or code is not allowed.
+    FormatError
+        Where a file is not what its suffix says.
     """
     if not isinstance(model, str | Path):
         return LoadedModel("object", _placed(model, device))

@@ -33,10 +33,26 @@ TEXT_NAMES = ("text", "sentence", "review", "content", "document")
 
 
 def label_column(frame: pd.DataFrame, wanted: str | None, features: Iterable[Any] | None = None) -> Any:
-    """The column of the true classes: the one asked for, else the only one that can be it, else None.
+    """The column of the true classes: the one that is wanted, else the only one that can be it, else None.
 
-    `features` are the columns the model takes: what is called label among them is no label, and a single
-    column beyond them is one.
+    Parameters
+    ----------
+    frame : data frame
+        The table.
+    wanted : str, optional
+        Its name.
+    features : iterable, optional
+        The columns the model takes: what is called label among them is no label, and a single column beyond
+        them is one.
+
+    Returns
+    -------
+    str or None
+
+    Raises
+    ------
+    InputError
+        Where there is no such column, or several may be it.
     """
     columns = list(frame.columns)
     if wanted is not None:
@@ -52,7 +68,26 @@ def label_column(frame: pd.DataFrame, wanted: str | None, features: Iterable[Any
 
 
 def text_column(frame: pd.DataFrame, label: Any = None, wanted: str | None = None) -> Any:
-    """The column of the texts: the one asked for, else one by its usual name, else the only one of text."""
+    """The column of the texts: the one that is wanted, else one by its usual name, else the only one of text.
+
+    Parameters
+    ----------
+    frame : data frame
+        The table.
+    label : str, optional
+        The column of the true classes, which is none of texts.
+    wanted : str, optional
+        Its name.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    InputError
+        Where there is no such column, or several may be it.
+    """
     columns = [name for name in frame.columns if name != label]
     if wanted is not None:
         if wanted not in columns:
