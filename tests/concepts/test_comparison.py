@@ -116,7 +116,7 @@ class Means(vd.concepts.ConceptMethod):
     name = "means"
 
     def find(self, rows, weight, key):
-        return vd.concepts.Found(rows.reshape(self.n_concepts, -1, rows.shape[1]).mean(1))
+        return vd.concepts.ConceptVectors(rows.reshape(self.n_concepts, -1, rows.shape[1]).mean(1))
 
 
 def test_a_plug_in_is_compared_like_any_other(head, train, test):
@@ -248,22 +248,6 @@ def test_parsimony_takes_a_task_and_a_name():
     assert len(vd.concepts.parsimony(SAE(steps=3), task, counts=(1,)).errors()) == 1
     ready = vd.concepts.parsimony(Concepts.of(torch.ones(1, 6), torch.ones(3, 1)), task)
     assert (ready.counts, ready.suggested()) == ((1,), None)
-
-
-def test_dead_atoms_are_brought_back(monkeypatch):
-    """A wide dictionary, and rows that most atoms never meet."""
-    rows = draw(0, 600, 16).abs() * torch.linspace(3, 0.1, 16) + 6
-    head = Head(draw(3, 100, 16), torch.zeros(100))
-    data, method = Embeddings.of(rows, head), SAE(3, steps=300, batch=128)
-
-    def dead() -> int:
-        note = method.fit(data, head).notes[0]
-        assert note.endswith("of 300 atoms are never active on the train rows")
-        return int(note.split()[0])
-
-    revived = dead()
-    monkeypatch.setattr("veridical.concepts.dictionary_training.revive", lambda *_: None)
-    assert revived < 0.7 * dead()
 
 
 def test_an_audit_judges_concepts_by_itself():

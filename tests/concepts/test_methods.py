@@ -162,20 +162,6 @@ def test_negative_embeddings_name_the_methods_that_apply(method, head):
         method(2).fit(rows, head)
 
 
-def test_outputs_without_enough_samples_answer_their_bias(head, train, test):
-    owner = train.outputs.argmax(1)
-    few = train.take(
-        torch.cat([(owner == 0).nonzero()[:2, 0], (owner == 1).nonzero()[:, 0], (owner == 3).nonzero()[:, 0]])
-    )
-    concepts = PCA(3).fit(few, head)
-    assert concepts.flags == {0: "2 samples for 3 concepts", 2: "never predicted"}
-    answers = concepts.surrogate(test.values, head)
-    assert torch.equal(answers[:, 2], head.bias[2].expand(40))
-    assert torch.equal(answers[:, 0], head.bias[0].expand(40))
-    found = judge(concepts, test, head)
-    assert "2 outputs without concepts" in repr(found)
-
-
 def test_heads_of_other_kinds_group_their_rows_otherwise(train):
     values = train.values
     labels = Head(draw(30, 3, 12), torch.zeros(3), "multilabel")

@@ -93,28 +93,6 @@ def test_batched_lasso_meets_the_optimality_conditions():
         assert float(violation(slope, penalty, found).max()) < 1e-4
 
 
-def test_optimality_is_asked_of_those_in_use_too():
-    slope, now = (
-        torch.tensor([[0.5, -0.2, 0.9], [0.5, 0.3, 0.1]]),
-        torch.tensor([[2.0, 0.0, 0.0], [1.0, 4.0, 0.0]]),
-    )
-    assert violation(slope, torch.tensor([[0.5], [0.5]]), now).tolist() == pytest.approx([0.4, 0.2])
-    assert violation(-slope, torch.tensor([[0.5], [0.5]]), now).tolist() == pytest.approx([1.0, 1.0])
-
-
-def test_rows_that_exchanges_do_not_settle_go_one_by_one(monkeypatch):
-    parts = torch.nn.functional.normalize(alike(30 * 12, 9).reshape(30, 12, 9), dim=-1)
-    target = torch.nn.functional.normalize(draw(18, 30, 9, 1).abs(), dim=1)
-    gram, seen = parts @ parts.mT, (parts @ target)[..., 0]
-    penalty = torch.full((30, 1), 0.02, dtype=torch.float64)
-    by_blocks = lasso(gram, seen, penalty, torch.zeros_like(seen))
-    monkeypatch.setattr("veridical.concepts.solvers._EXCHANGES", 0)
-    found = lasso(gram, seen, penalty, torch.zeros_like(seen))
-    slope = seen - torch.einsum("bij,bj->bi", gram, found)
-    assert float(violation(slope, penalty, found).max()) < 1e-3 * 0.02
-    assert torch.allclose(found, by_blocks, atol=1e-3)
-
-
 def test_planes_are_told_apart():
     rows, owner = two_planes()
     coefficients = self_expression(rows)

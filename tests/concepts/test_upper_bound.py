@@ -10,7 +10,7 @@ from torch import nn
 
 import veridical as vd
 from tests.concepts.conftest import draw
-from veridical.concepts import PCA, Concepts, Embeddings, judge, plateau, rank_optimum
+from veridical.concepts import PCA, Concepts, judge, plateau, rank_optimum
 from veridical.errors import InputError, NotApplicableError, ShapeError, UnknownNameError
 
 
@@ -119,19 +119,6 @@ def test_parsimony_curves(head, train, test):
         vd.concepts.parsimony(PCA(), train, test, head, counts=(3, 1))
 
 
-def test_a_comparison_says_what_does_not_apply(head, train, test):
-    signed = Embeddings.of(draw(60, 80, 12), head)
-    found = vd.concepts.compare(signed, [PCA(2), vd.concepts.ICE(2)], test=signed, head=head)
-    assert list(found.judgements) == ["pca"]
-    assert "negative values" in found.refused["ice"]
-    assert "pca" in repr(found)
-    assert list(found.to_frame()["method"]) == ["pca"]
-    both = vd.concepts.compare(signed, [PCA(2), PCA(3)], test=signed, head=head)
-    assert list(both.judgements) == ["pca(n_concepts=2)", "pca(n_concepts=3)"]
-    with pytest.raises(InputError, match="the same settings: pca"):
-        vd.concepts.compare(signed, [PCA(2), PCA(2)], test=signed, head=head)
-
-
 def pooled_task() -> vd.Task:
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -183,24 +170,6 @@ def test_pictures_show_the_strongest_patches():
     with pytest.raises(InputError, match="outputs 0 to 2"):
         vd.concepts.concept_grid(concepts, maps, parts.head, task.inputs, output=3)
     pyplot.close("all")
-
-
-def test_what_is_ready_is_one_point_of_a_curve(head, train, test):
-    ready = PCA(n_concepts=3).fit(train, head)
-    curve = vd.concepts.parsimony(ready, train, test, head)
-    assert curve.counts == (3,)
-    assert curve.errors() == vd.concepts.parsimony("pca", train, test, head, counts=(3,)).errors()
-    assert curve.suggested() is None
-    assert "no plateau" in repr(curve)
-
-
-def test_no_other_two_directions_do_better(head, train):
-    best = judge(rank_optimum(train, head, 2), train, head, companions=False)
-    for seed in range(5):
-        any_two = Concepts.of(draw(seed + 40, 2, 12), torch.ones(4, 2))
-        assert best.rmse <= vd.concepts.error_split(any_two, train, train, head).fitted.rmse + 1e-9
-    with pytest.raises(InputError, match="between 1 and 4"):
-        rank_optimum(train, head, 5)
 
 
 def test_the_plateau_is_where_more_concepts_stop_paying():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.dictionaries import auc, balanced
 from veridical.dictionaries import MEASURES, Bench, Dictionary, Subject, Superposition, TopK, probing, train
-from veridical.dictionaries.measures import spliced_outputs
+from veridical.dictionaries.bench import fit, spliced_outputs
 from veridical.dictionaries.probing import _pairs
 from veridical.errors import InputError, NotApplicableError, ShapeError
 
@@ -95,7 +95,7 @@ def test_splicing_is_what_the_rest_of_the_model_answers(bench: Bench, subject: S
 
 
 def test_probes_are_ridge_regressions_half_way_between_the_classes(bench: Bench) -> None:
-    probe = probing.fit(bench.train, bench.train_labels)  # type: ignore[arg-type]
+    probe = fit(bench.train, bench.train_labels)  # type: ignore[arg-type]
     x, y = bench.train.double().numpy(), bench.train_labels.double().numpy()  # type: ignore[union-attr]
     xc, yc = x - x.mean(0), y - y.mean(0)
     gram = xc.T @ xc / len(x)
@@ -117,7 +117,7 @@ def test_sparse_probing_is_the_auc_of_few_atoms(bench: Bench, subject: Subject) 
         apart = ((on - off).abs() / codes.std(0).clamp(min=1e-12)).topk(4).indices
         assert set(apart.tolist()) == set(chosen[label].tolist())
     answers = [
-        probing.fit(subject.train_codes[:, a], y[:, [i]])(subject.codes[:, a])[:, 0].numpy()
+        fit(subject.train_codes[:, a], y[:, [i]])(subject.codes[:, a])[:, 0].numpy()
         for i, a in enumerate(chosen)
     ]
     for part in range(8):
@@ -127,7 +127,7 @@ def test_sparse_probing_is_the_auc_of_few_atoms(bench: Bench, subject: Subject) 
             auc(a[here], labels[:, i]) for i, a in enumerate(answers) if 0 < labels[:, i].sum() < here.sum()
         ]
         assert float(read("sparse probing", subject)[part]) == pytest.approx(np.mean(each), abs=1e-9)
-    whole = probing.dense(bench)(bench.test).numpy()
+    whole = bench.dense_probes(bench.test).numpy()
     gap = read("sparse probing", subject) - read("probing gap", subject)
     here = rows_of(bench, 0)
     labels = bench.labels.numpy()[here]
@@ -144,7 +144,7 @@ def without(subject: Subject, atoms: Tensor) -> Tensor:
 
 
 def test_tpp_takes_atoms_out_and_asks_the_probes_again(bench: Bench, subject: Subject) -> None:
-    probes, chosen = probing.dense(bench), probing.chosen_atoms(subject)
+    probes, chosen = bench.dense_probes, probing.chosen_atoms(subject)
     assert bench.labels is not None
     y, here = bench.labels.numpy(), rows_of(bench, 2)
     before = probes(bench.test).numpy() > 0.5
@@ -160,14 +160,14 @@ def test_tpp_takes_atoms_out_and_asks_the_probes_again(bench: Bench, subject: Su
 
 
 def test_scr_mends_a_confounded_probe(bench: Bench, subject: Subject) -> None:
-    chosen, clean = probing.chosen_atoms(subject), probing.dense(bench)
+    chosen, clean = probing.chosen_atoms(subject), bench.dense_probes
     assert bench.labels is not None
     assert bench.train_labels is not None
     y = bench.labels.numpy()
     found = []
     for a, b in _pairs(bench.train_labels):
         agree = bench.train_labels[:, a] == bench.train_labels[:, b]
-        probe = probing.fit(bench.train[agree], bench.train_labels[agree][:, [a]])
+        probe = fit(bench.train[agree], bench.train_labels[agree][:, [a]])
         cells = 2 * y[:, a] + y[:, b]
         answers = [probe(bench.test)[:, 0], probe(without(subject, chosen[b]))[:, 0], clean(bench.test)[:, a]]
         each = np.array(
@@ -187,7 +187,7 @@ def test_scr_mends_a_confounded_probe(bench: Bench, subject: Subject) -> None:
 
 
 def test_absorption_row_by_row(bench: Bench, subject: Subject) -> None:
-    probes, chosen = probing.dense(bench), probing.chosen_atoms(subject)
+    probes, chosen = bench.dense_probes, probing.chosen_atoms(subject)
     assert bench.labels is not None
     answers, decoder = probes(bench.test), subject.dictionary.decoder.double()
     found: list[list[float]] = [[] for _ in range(6)]

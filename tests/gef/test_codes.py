@@ -126,13 +126,6 @@ def test_noise_reaches_neither_the_dictionary_nor_the_callers_model() -> None:
     assert not task.model.get_submodule("relu")._forward_hooks
 
 
-def test_scores_do_not_depend_on_the_chunk() -> None:
-    task = tiny_task("image", 20)
-    codes = LayerCodes(dictionary(9, 6, "topk"), "second_relu")
-    small = task.with_plan(vd.Plan(rows=8))
-    assert torch.allclose(vd.score(COSINE, task, codes).values, vd.score(COSINE, small, codes).values)
-
-
 @pytest.mark.parametrize("form", ["fast", "arc", "reference", "jacobian"])
 def test_every_form_judges_codes(form: str) -> None:
     task = tiny_task("table")

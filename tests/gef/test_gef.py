@@ -75,11 +75,6 @@ def test_constant_map_scores_zero_and_is_flagged() -> None:
     assert scores.flagged == {CONSTANT: 6, "the explanation does not move": 6}
 
 
-def test_sobel_map_is_degenerate() -> None:
-    scores = vd.score(FastGEF(path=(0.1, 0.5, 1.0)), tiny_task("image"), "sobel")
-    assert scores.flagged["the explanation does not move"] == 9
-
-
 @pytest.mark.parametrize(("form", "bias"), [("fast", 0.0), ("arc", 0.0), ("reference", 0.04)])
 def test_random_maps_score_zero_on_average(form: str, bias: float) -> None:
     """But for the published form: its running mean of skewed products rises more often than it falls.
@@ -89,13 +84,6 @@ def test_random_maps_score_zero_on_average(form: str, bias: float) -> None:
     task = tiny_task("table", 250)
     scores = vd.score(GEF(form=form, path=(0.1, 0.3, 0.6, 0.9, 1.2), output_draws=1, steps=2), task, "random")
     assert abs(scores.mean() - bias) < 0.05
-
-
-def test_gradient_of_a_trained_cnn_beats_random() -> None:
-    task = vd.tasks.load("digits")[:24]
-    metric = FastGEF()
-    assert vd.score(metric, task, "gradient").mean() > 0.3
-    assert abs(vd.score(metric, task, "random").mean()) < 0.15
 
 
 def test_no_model_movement_is_nan_with_its_reason() -> None:
@@ -165,11 +153,6 @@ def test_arc_equals_the_chord_where_the_map_is_affine_in_the_weights() -> None:
     fast = vd.score(GEF(form="fast", path=path, **common), task, Weights())  # type: ignore[arg-type]
     arc = vd.score(GEF(form="arc", path=path, **common), task, Weights())  # type: ignore[arg-type]
     assert torch.allclose(fast.details["explanation_distortion"], arc.details["explanation_distortion"])
-
-
-def test_arc_of_normalised_maps_is_at_least_the_chord() -> None:
-    task = tiny_task("table")
-    assert bool((_distortion("arc", task) >= _distortion("fast", task) - 1e-12).all())
 
 
 def check_reference(task: vd.Task, got: torch.Tensor) -> None:

@@ -117,15 +117,6 @@ def test_the_error_falls_with_draws_as_promised() -> None:
     assert few / many == pytest.approx(2, rel=0.15)
 
 
-def test_half_the_error_takes_four_times_the_draws() -> None:
-    found = vd.gef.Evidence(0.0, 0.5, (-0.2, 0.2), error=0.1, draws=11)
-    normal = stats.norm
-    effect = float(0.05 * (normal.ppf(0.95) + normal.ppf(0.8)))
-    assert found.draws_for(effect - 1e-9) == 42, "an error of 0.05, rounded up: 1 + 10 x 4 and a hair"
-    assert found.draws_for(effect + 1e-9) == 41
-    assert found.power(float(0.1 * (normal.ppf(0.95) + normal.ppf(0.8)))) == pytest.approx(0.8)
-
-
 def test_draws_are_chosen_for_a_wanted_resolution() -> None:
     task = vd.tasks.load("digits")[:4]
     coarse, fine = (

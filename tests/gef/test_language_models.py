@@ -110,13 +110,6 @@ def test_methods_that_are_evaluated_together_meet_the_same_worlds():
     assert {name: found.scores[name, "gef"].cost for name in names} == {n: alone[n].cost for n in names}
 
 
-def test_a_searched_path_is_in_the_cost_of_each():
-    _, task = planted(samples=3)
-    found = vd.evaluate(task, ["gradient", "saliency"], vd.gef.GEF(draws=1, levels=3))
-    alone = vd.score(vd.gef.GEF(draws=1, levels=3), task, "gradient")
-    assert found.scores["gradient", "gef"].cost == alone.cost == found.scores["saliency", "gef"].cost
-
-
 def test_one_method_that_fails_leaves_the_others():
     _, task = planted()
     with pytest.warns(VeridicalWarning, match="smoothgrad"):

@@ -65,32 +65,6 @@ def test_a_model_that_collapses_settles_on_a_plateau() -> None:
     assert path.sigma_max < 6
 
 
-def test_a_recurrent_model_is_scored() -> None:
-    class Lstm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.LSTM(3, 8, batch_first=True)
-            self.head = nn.Linear(8, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.head(self.body(x)[0][:, -1])
-            return out
-
-    x = torch.randn(8, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    task = vd.Task(seeded(Lstm()), x, space=vd.Space.steps((5, 3), time_axis=0))
-    scores = vd.score(FastGEF(path=(0.1, 0.4, 0.8, 1.2)), task, "gradient")
-    assert bool(scores.values.isfinite().all())
-    assert scores.mean() > 0.2
-
-
-def test_a_regression_is_scored() -> None:
-    net = seeded(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
-    task = vd.Task(net, rows(16), head="regression")
-    scores = vd.score("gef", task, "gradient")
-    assert bool(scores.values.isfinite().all())
-    assert scores.provenance["path"]["chance"] == 0.0
-
-
 def test_several_labels_agree_one_by_one() -> None:
     task = vd.Task(mlp(4), rows(12), head="multilabel")
     assert float(agreement(task, task.outputs)) == 1.0

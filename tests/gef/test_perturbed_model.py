@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from typing import ClassVar
-from unittest import mock
 
 import pytest
 import torch
@@ -16,46 +15,12 @@ from tests.reference import gef as weights
 from veridical.core.key import parameter_noise
 from veridical.errors import InputError, ModelError, VeridicalWarning
 from veridical.explainers import Explainer
-from veridical.gef import log_weight_noise
 from veridical.gef.perturbed_model import PerturbedModels
-from veridical.models import weights as drawing
 from veridical.models.weights import NoiseSource
 from veridical.testing import tiny_task
 
 KEY = vd.core.Key(3) / "noise"
 PATH = (0.1, 0.5, 1.0)
-
-
-def drawn_per_score(metric: vd.gef.GEF, samples: int = 4) -> int:
-    """How many parameters had noise drawn for them during one score."""
-    task = tiny_task("image", samples)
-    log_weight_noise(task)  # it draws for its self-check, once a task
-    with mock.patch.object(drawing, "draw_noise", wraps=drawing.draw_noise) as draw:
-        vd.score(metric, task, "gradient")
-    drawn = [name for call in draw.call_args_list for name, _ in call.args[1]]
-    return len(drawn) // len(list(task.model.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("settings", "draws"),
-    [
-        ({"form": "fast"}, 2 * 3),
-        ({"form": "arc", "steps": 4}, 2 * 3),  # one draw walks all four steps
-        ({"form": "fast", "same_direction": True}, 2),  # one draw serves all levels
-        ({"form": "reference", "steps": 4}, 2 * 3 * (4 + 1)),
-    ],
-)
-def test_noise_is_drawn_once_a_direction(settings: dict[str, object], draws: int) -> None:
-    assert drawn_per_score(vd.gef.GEF(path=PATH, draws=2, **settings)) == draws  # type: ignore[arg-type]
-
-
-def test_perturbed_models_have_the_weights_that_noisy_makes() -> None:
-    task = tiny_task("image", 4)
-    models = PerturbedModels(task)
-    for sigma in (0.3, 1.7):
-        view = models.at(sigma, KEY).predictor.model
-        expected = weights.noisy(task.model, sigma, KEY)
-        assert all(torch.equal(v, expected[n]) for n, v in view.named_parameters())
 
 
 def test_perturbed_models_answer_as_the_task_with_that_noise_does() -> None:
@@ -118,15 +83,6 @@ def test_a_perturbed_model_read_late_answers_with_its_own_weights() -> None:
     assert torch.equal(late[1], alone[1])
     assert torch.equal(late[3], alone[1])
     assert torch.equal(late[2], task.outputs)
-
-
-def test_compiled_models_are_perturbed() -> None:
-    task = tiny_task("image", 4)
-    scripted = vd.Task(torch.jit.trace(task.model, task.inputs), task.inputs)
-    models = PerturbedModels(scripted)
-    for key in (KEY, KEY / 1):
-        world, plain = models.at(0.3, key), task.with_noise(0.3, key)
-        torch.testing.assert_close(world.predictor.outputs(task.inputs), plain.predictor.outputs(task.inputs))
 
 
 def test_noise_around_a_perturbed_model_multiplies() -> None:

@@ -6,7 +6,7 @@ import torch
 
 import veridical as vd
 from veridical.gef import DeepViz, Fourier, Maco, class_task
-from veridical.gef.visualisation import METHODS, blurred, colours, in_colour, mean_magnitude, seen_from
+from veridical.gef.visualisation import METHODS, colours, in_colour, mean_magnitude, seen_from
 from veridical.testing import tiny_task
 
 mpl.use("Agg")
@@ -92,13 +92,6 @@ def test_channels_go_together_as_in_real_images() -> None:
     assert torch.allclose(in_colour(apart, task), rows, atol=1e-9)
 
 
-def test_one_channel_has_no_colours(digits: vd.Task) -> None:
-    on = class_task(digits)
-    assert colours(on).shape == (1, 1)
-    images = torch.rand(2, 1, 8, 8)
-    assert in_colour(images, on) is images
-
-
 def test_views_show_parts_no_smaller_than_asked() -> None:
     task = class_task(tiny_task("image", 40))
     ramp = torch.linspace(0, 1, 64, dtype=torch.float64).expand(len(task), 1, 64, 64)
@@ -111,23 +104,6 @@ def test_views_show_parts_no_smaller_than_asked() -> None:
         assert float(slope.max()) <= 1 + 1e-6
     with pytest.raises(vd.errors.InputError, match="smallest is a finite number above 0 and at most 1"):
         Maco(smallest=0)
-
-
-def test_blur_keeps_constants_and_spreads_a_point() -> None:
-    assert torch.allclose(blurred(torch.full((1, 2, 5, 5), 3.0), 1.0), torch.full((1, 2, 5, 5), 3.0))
-    point = torch.zeros(1, 1, 9, 9)
-    point[0, 0, 4, 4] = 1.0
-    soft = blurred(point, 1.0)
-    assert float(soft.sum()) == pytest.approx(1.0, abs=1e-5)
-    assert float(soft[0, 0, 4, 4]) == pytest.approx(float(soft.max()))
-    assert torch.equal(blurred(point, 0.0), point)
-
-
-def test_one_view_is_the_picture_itself() -> None:
-    task = class_task(tiny_task("image"))
-    images = task.inputs
-    assert seen_from(images, task, 1, vd.core.Key(0)) is images
-    assert seen_from(images, task, 3, vd.core.Key(0)).shape == (3 * len(images), *images.shape[1:])
 
 
 def test_model_distortion_of_a_class_is_the_mean_over_its_rows() -> None:
@@ -179,21 +155,3 @@ def test_what_needs_inputs_refuses_classes_and_the_reverse() -> None:
         class_task(tiny_task("text"))
     with pytest.raises(vd.errors.InputError, match="deep_viz"):
         vd.gef.visualise(task, method="deep")
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_settings_survive_json(method: str) -> None:
-    explainer = METHODS[method](steps=7)
-    assert type(explainer).from_json(explainer.to_json()) == explainer
-    with pytest.raises(vd.errors.InputError):
-        METHODS[method](steps=0)
-
-
-@pytest.mark.parametrize(("side", "views"), [(32, 4), (64, 16)])
-def test_large_pictures_are_looked_at_from_more_sides(side: int, views: int) -> None:
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.AvgPool2d(side // 4), torch.nn.Flatten(), torch.nn.Linear(48, 2))
-    task = vd.Task(net, torch.rand(6, 3, side, side))
-    class_ = int(task.predictions[0])
-    assert vd.gef.visualise(task, class_, steps=3).cost.backward == 3 * views
-    assert vd.gef.visualise(task, class_, steps=3, views=2).cost.backward == 3 * 2

@@ -9,13 +9,12 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-import veridical as vd
 from tests.meta.conftest import small_table
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.meta import MetaEvaluation, PredictionHolds, by_category, meta_evaluate
 from veridical.meta.dependence import BLIND, HARDLY, PLACELESS, Dependence, dependence, reach
-from veridical.metrics.base import Metric, Outcome, registry
+from veridical.metrics.base import Metric, Outcome
 
 QUICK = {"draws": 1, "iterations": 1, "resamples": 0, "ar": {"ipt": 1.0, "mpt": 2.0}}
 METHODS = ["gradient", "input_x_gradient", "occlusion"]
@@ -86,19 +85,6 @@ def test_metrics_that_read_the_map_are_not(result):
         assert result.scores[label].dependence.remark == PLACELESS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits", "wine", "reviews", "known/linear"])
-def test_on_real_tasks_too(name):
-    task = vd.tasks.load(name)[:24]
-    judges = {n: n for n in HONEST if registry.make(n).why_not(task) is None}
-    methods = ["gradient", "input_x_gradient", "saliency"]
-    found = meta_evaluate(
-        task, {**judges, **CHEATS}, methods, tests=("mpt",), draws=1, iterations=1, resamples=0, redraws=10
-    )
-    blind = {label for label, table in found.scores.items() if table.dependence.blind}
-    assert blind == set(CHEATS)
-
-
 def test_a_rank_correlation_above_095_is_flagged():
     clear = Dependence(permuted=1.0, ranks=0.94, reach=0.5)
     assert not clear.blind
@@ -143,10 +129,3 @@ def test_nobody_wins_a_category_in_one_iteration():
     assert one.to_frame()["mc_std"].isna().all()
     more = meta_evaluate(small_table(), judges, METHODS, tests=("mpt",), **{**QUICK, "iterations": 3})
     assert by_category(more)["mc_std"].notna().all()
-
-
-def test_a_saved_check_is_read_again(table, tmp_path):
-    result = meta_evaluate(table, ["pixel_flipping", "sparseness"], METHODS, tests=("mpt",), **QUICK)
-    again = vd.meta.load(result.save(tmp_path / "meta.safetensors"))
-    for label, table in result.scores.items():
-        assert repr(again.scores[label].checks) == repr(table.checks)

@@ -21,7 +21,6 @@ from veridical.meta.perturbations import Amount, Perturbation, perturbed
 from veridical.meta.scoring import Recalled, _unmoved
 from veridical.metrics import FaithfulnessCorrelation, MaxSensitivity, Metric, Outcome, PixelFlipping
 from veridical.models.predictor import Predictor
-from veridical.values.task import Task
 
 METHODS = ["gradient", "input_x_gradient", "occlusion"]
 QUICK = {"draws": 2, "iterations": 2, "resamples": 20, "ar": {"ipt": 1.0, "mpt": 2.0}}
@@ -109,22 +108,6 @@ def test_a_worlds_own_answers_are_asked_once(table, monkeypatch):
     # the unperturbed one's at most; elsewhere a curve begins with what said whether the prediction held
     assert asked.count(len(table)) <= 1
     assert not result.failures
-
-
-def test_masks_that_come_to_the_same_are_asked_once_and_score_the_same():
-    lit = torch.rand(24, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
-    x = torch.cat([lit, torch.zeros(24, 6, dtype=torch.float64)], 1)
-    task = Task(torch.nn.Linear(12, 3, dtype=torch.float64), x)
-    metric = PixelFlipping(response="logit")
-    result = quick(task, [metric], tests=("mpt",), resamples=0)
-    base = result.scores["pixel_flipping"]
-    worlds = 1 + 2 * 2 * 2
-    # of twelve steps six change something; what several methods or worlds ask alike is asked once
-    assert base.cost.forward <= worlds * len(METHODS) * len(task) * 6
-    for place, who in enumerate(METHODS):
-        alone = metric(task, as_explainer(who)(task))
-        assert torch.allclose(base.unperturbed["mpt"][place], alone.values, rtol=0, atol=1e-12)
-        assert alone.cost.forward <= len(task) * 12
 
 
 @dataclass(frozen=True)
@@ -282,18 +265,6 @@ def test_any_metric_works(table):
         assert not result.scores[label].dependence.blind
 
 
-def test_too_few_kept_is_nan_with_the_reason(table):
-    result = quick(table, ["sparseness"], ar=1e-9, tests=("mpt",))
-    vector = result["sparseness", "mpt"].vector
-    assert vector[[1, 3]].isnan().all()
-    assert not vector[[0, 2]].isnan().any()
-    frame = result.to_frame()
-    assert frame["mc"].isna().all()
-    assert frame["mc_low"].isna().all()
-    assert "mpt ar: fewer than 6 predictions changed in 4 of 4 draws; there is no value" in frame["flags"][0]
-    assert "fewer than 6" in repr(result)
-
-
 @dataclass(frozen=True)
 class Breaks(Metric):
     name: ClassVar[str] = "breaks"
@@ -437,16 +408,6 @@ def test_every_missing_value_has_a_reason(table):
     result = quick(table, ["sparseness", Gappy()], resamples=0)
     assert result.why_no_value("sparseness") == ""
     assert "100.0% of the kept scores are undefined" in result.why_no_value("gappy")
-
-
-def test_an_unlucky_world_is_drawn_again():
-    task = vd.tasks.load("reviews")[:12]
-    options = {"tests": ("mpt",), "draws": 1, "iterations": 1, "resamples": 0}
-    unlucky = meta_evaluate(task, ["sparseness"], ["gradient", "saliency"], **options)
-    assert unlucky.why_no_value("sparseness")
-    lucky = meta_evaluate(task, ["sparseness"], ["gradient", "saliency"], redraws=20, **options)
-    assert lucky.why_no_value("sparseness") == ""
-    assert lucky.kept["mpt", "ar"].sum() >= MIN_SAMPLES
 
 
 def test_scores_moved_by_last_bits_alone_are_unmoved():

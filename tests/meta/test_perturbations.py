@@ -74,21 +74,6 @@ def test_published_noise_is_absolute_and_clipped_from_below_only(table):
     assert float(small[:, 2].abs().max()) == pytest.approx(float(small[:, 1].abs().max()), rel=0.2)
 
 
-def test_a_draw_does_not_depend_on_the_other_samples(table):
-    whole = noisy_inputs(table, 0.1, KEY)
-    subset = small_table(40)[torch.tensor([7, 3])]
-    ranged = subset.with_inputs(subset.inputs)
-    noise = (whole - table.inputs)[[7, 3]] / (unit_range(table)[1] - unit_range(table)[0])
-    part = (noisy_inputs(ranged, 0.1, KEY) - ranged.inputs) / (unit_range(ranged)[1] - unit_range(ranged)[0])
-    inside = (part.abs() > 0) & (noise.abs() > 0)
-    free = (
-        inside
-        & (noisy_inputs(ranged, 0.1, KEY) != ranged.inputs.amin(0))
-        & (noisy_inputs(ranged, 0.1, KEY) != ranged.inputs.amax(0))
-    )
-    assert torch.allclose(part[free], noise[free])
-
-
 def test_weights_are_multiplied_and_targets_stay(table):
     world = perturbed(table, Amount(weights=0.5), KEY)
     name, value = next((n, p.detach().clone()) for n, p in world.model.named_parameters())
@@ -193,13 +178,6 @@ def test_strengths_are_settable(table):
             amounts(table, ("mpt",), {"nr": bad, "ar": 1.0}, None, 0)
     with pytest.raises(UnknownNameError, match="calibrated"):
         amounts(table, ("mpt",), {"nr": "calibrate", "ar": 1.0}, None, 0)
-
-
-def test_the_plan_visits_every_test_mode_iteration_and_draw(table):
-    noise, _ = amounts(table, ("ipt", "mpt"), {"nr": 0.1, "ar": 1.0}, None, 0)
-    worlds = plan(("ipt", "mpt"), noise, iterations=3, draws=5)
-    assert len(worlds) == 2 * 2 * 3 * 5
-    assert len({world.key(KEY) for world in worlds}) == len(worlds)
 
 
 def test_tests_are_checked(table):

@@ -19,7 +19,7 @@ from veridical.concepts.methods import (
     SAE,
     ConceptMethod,
     ConceptSHAP,
-    Found,
+    ConceptVectors,
     KMeans,
 )
 from veridical.concepts.plots import concept_grid, plot_parsimony, surrogate_against_model
@@ -64,7 +64,7 @@ __all__ = [
     "stability",
     "ice_eval",
     "ConceptMethod",
-    "Found",
+    "ConceptVectors",
     "PCA",
     "KMeans",
     "ICA",

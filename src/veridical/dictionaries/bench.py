@@ -8,13 +8,15 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from veridical.concepts.dictionary import Dictionary
-from veridical.concepts.dictionary_training import Stream
+from veridical.concepts.dictionary_training import Recipe, Stream
+from veridical.concepts.splitting import Split, at_layer, split
 from veridical.core.key import Key, permutation
 from veridical.dictionaries.planted import Superposition
-from veridical.errors import InputError, ShapeError
+from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.gef import GEF
 from veridical.gef.codes import End, layer_activations
 from veridical.values.task import Task
@@ -68,6 +70,47 @@ def activations(
     return Stream(read, shards, stay)
 
 
+RIDGE = 1e-3
+"""Ridge of the probes, as a share of the mean variance of what they read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Probes:
+    """Linear least-squares probes: `h @ weight + bias` (n, L) is above 0.5 where the property is there."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return rows.double() @ self.weight + self.bias
+
+
+def fit(rows: Tensor, labels: Tensor) -> Probes:
+    """Ridge regression of labels (n, L) on rows (n, D), classes weighted as if they were equally frequent.
+
+    With one weight per class the weighted least-squares direction is that of linear discriminants, so it is
+    fitted on all rows at once and each bias is set half-way between the two classes' means.
+    """
+    x, y = rows.double(), labels.double()
+    x_mean, y_mean = x.mean(0), y.mean(0)
+    x, y = x - x_mean, y - y_mean
+    gram = x.T @ x / len(x)
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean().clamp(min=1e-12))
+    weight = torch.linalg.solve(gram, x.T @ y / len(x))
+    answers = x @ weight
+    on, off = _class_means(answers, labels)
+    half = (on - off).clamp(min=1e-12)
+    return Probes(weight / half, 0.5 - (x_mean @ weight + (on + off) / 2) / half)
+
+
+def _class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of each column over rows that have its property, and over the others (L,)."""
+    y = labels.to(values)
+    return (values * y).sum(0) / y.sum(0).clamp(min=1), (values * (1 - y)).sum(0) / (1 - y).sum(0).clamp(
+        min=1
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Bench:
     """Activations of one layer of a task, to train and to judge on, in `parts` that tell sampling noise.
@@ -102,7 +145,8 @@ class Bench:
     """Samples that GEF evaluates: each is explained in every perturbed model."""
     seed: int = 0
     """Seed of the parts and of GEF's draws."""
-    _held: dict[str, Any] = field(default_factory=dict, repr=False)
+    trained: dict[tuple[Recipe, Key], Dictionary] = field(default_factory=dict, repr=False)
+    """Dictionaries trained on the train rows, since several others begin with them."""
 
     def __post_init__(self) -> None:
         if len(self.task) < 2 * self.parts:
@@ -140,12 +184,6 @@ class Bench:
             untrained=known @ other.directions,
         )
 
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Compute something once for this bench."""
-        if name not in self._held:
-            self._held[name] = make()
-        return self._held[name]
-
     @cached_property
     def states(self) -> Tensor:
         """The layer's activations (N, J, D) of the task's samples."""
@@ -167,6 +205,37 @@ class Bench:
     def row_part(self) -> Tensor:
         """The part of every row (m,)."""
         return self.sample_part.repeat_interleave(self.states.shape[1])
+
+    @property
+    def properties(self) -> tuple[Tensor, Tensor]:
+        """The properties of the train rows that probes read and of the test rows; refused without any."""
+        if self.labels is None or self.train_labels is None:
+            raise NotApplicableError("probing needs labels: properties of the rows")
+        if len(self.labels) != len(self.test):
+            raise ShapeError(f"labels has {len(self.labels)} rows for {len(self.test)} activations")
+        return self.train_labels[: self.probe_rows].bool(), self.labels.bool()
+
+    @cached_property
+    def dense_probes(self) -> Probes:
+        """Probes of the activations themselves."""
+        labels, _ = self.properties
+        return fit(self.train[: self.probe_rows], labels)
+
+    @cached_property
+    def losses_without_layer(self) -> Tensor:
+        """The loss of every sample (N,) with the mean of the train rows in the layer's place."""
+        centre = self.train.mean(0)
+        return losses(self, spliced_outputs(self, lambda rows: centre.expand_as(rows)))
+
+    @cached_property
+    def head_split(self) -> Split:
+        """The task at its head, if the layer is what the head reads."""
+        parts = split(self.task)
+        seen = parts.test().pooled
+        mine = self.states.mean(1)
+        if seen.shape != mine.shape or not torch.allclose(seen.float(), mine, rtol=1e-3, atol=1e-4):
+            raise NotApplicableError(f"layer '{self.layer}' is not what the model's linear head reads")
+        return parts
 
     def means(self, values: Tensor, samples: bool = False) -> Tensor:
         """The mean over each part (parts,) of a value per row, or per sample; NaN is left out."""
@@ -193,5 +262,50 @@ class Subject:
         """Codes of the train rows that probes read."""
         return self._codes(self.bench.train[: self.bench.probe_rows])
 
+    @cached_property
+    def rebuilt_outputs(self) -> Tensor:
+        """The task's outputs (N, C) through the dictionary."""
+        head = self.bench.task.head
+        if head != "multiclass":
+            raise NotApplicableError(f"loss and KL need classes; the task's head is {head}")
+        return spliced_outputs(self.bench, lambda rows: self.dictionary.decode(self.dictionary.encode(rows)))
+
     def _codes(self, rows: Tensor) -> Tensor:
         return torch.cat([self.dictionary.encode(part) for part in rows.split(8192)])
+
+
+Change = Callable[[Tensor], Tensor]
+"""Rows (n, D) in the place of rows (n, D)."""
+
+
+class Spliced(nn.Module):
+    """The model with one layer's answer changed row by row."""
+
+    def __init__(self, module: nn.Module, bench: Bench, change: Change) -> None:
+        super().__init__()
+        self.module = module
+        self.layer, self.axis, self.skip, self.change = bench.layer, bench.axis, bench.skip, change
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        def changed(found: Tensor) -> Tensor:
+            states = found.movedim(self.axis, -1)
+            flat = states.reshape(len(states), -1, states.shape[-1]).clone()
+            rows = flat[:, self.skip :]
+            flat[:, self.skip :] = self.change(rows.flatten(0, 1)).to(rows).reshape(rows.shape)
+            return flat.reshape(states.shape).movedim(-1, self.axis)
+
+        with at_layer(self.module, self.layer, "output", changed):
+            return self.module(*args, **named)
+
+
+def spliced_outputs(bench: Bench, change: Change) -> Tensor:
+    """The task's outputs (N, C) with the layer changed."""
+    task = bench.task
+    model = Spliced(task.predictor.model, bench, change)
+    return task.predictor.with_model(model, task.predictor.output).outputs(task.inputs, task.side)
+
+
+def losses(bench: Bench, outputs: Tensor) -> Tensor:
+    """Cross-entropy of every sample, with its label, or with what the model itself predicts."""
+    labels = bench.task.predictions if bench.task.labels is None else bench.task.labels
+    return cross_entropy(outputs.float(), labels.long(), reduction="none")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div
+from torch import Tensor
+from torch.nn.functional import kl_div
 
 from veridical.concepts.measures import judge, least_squares_importances
-from veridical.concepts.splitting import Split, at_layer, split
+from veridical.concepts.splitting import Split
 from veridical.core.key import Key, permutation
 from veridical.data.switching import switch
-from veridical.dictionaries.bench import Bench, Subject
+from veridical.dictionaries.bench import Subject, losses
 from veridical.dictionaries.planted import mcc
 from veridical.dictionaries.probing import absorption, probing_gap, scr, sparse_probing, tpp
 from veridical.errors import NotApplicableError
@@ -39,74 +38,20 @@ def active_atoms(subject: Subject) -> Tensor:
     return subject.bench.means((subject.codes != 0).sum(-1))
 
 
-Change = Callable[[Tensor], Tensor]
-"""Rows (n, D) in the place of rows (n, D)."""
-
-
-class Spliced(nn.Module):
-    """The model with one layer's answer changed row by row."""
-
-    def __init__(self, module: nn.Module, bench: Bench, change: Change) -> None:
-        super().__init__()
-        self.module = module
-        self.layer, self.axis, self.skip, self.change = bench.layer, bench.axis, bench.skip, change
-
-    def forward(self, *args: Any, **named: Any) -> Any:
-        def changed(found: Tensor) -> Tensor:
-            states = found.movedim(self.axis, -1)
-            flat = states.reshape(len(states), -1, states.shape[-1]).clone()
-            rows = flat[:, self.skip :]
-            flat[:, self.skip :] = self.change(rows.flatten(0, 1)).to(rows).reshape(rows.shape)
-            return flat.reshape(states.shape).movedim(-1, self.axis)
-
-        with at_layer(self.module, self.layer, "output", changed):
-            return self.module(*args, **named)
-
-
-def spliced_outputs(bench: Bench, change: Change) -> Tensor:
-    """The task's outputs (N, C) with the layer changed."""
-    task = bench.task
-    model = Spliced(task.predictor.model, bench, change)
-    return task.predictor.with_model(model, task.predictor.output).outputs(task.inputs, task.side)
-
-
-def losses(bench: Bench, outputs: Tensor) -> Tensor:
-    """Cross-entropy of every sample, with its label, or with what the model itself predicts."""
-    labels = bench.task.predictions if bench.task.labels is None else bench.task.labels
-    return cross_entropy(outputs.float(), labels.long(), reduction="none")
-
-
-def rebuilt_outputs(subject: Subject) -> Tensor:
-    """Outputs through the dictionary; found once."""
-    bench = subject.bench
-    if bench.task.head != "multiclass":
-        raise NotApplicableError(f"loss and KL need classes; the task's head is {bench.task.head}")
-    held: Tensor | None = subject.__dict__.get("outputs")
-    if held is None:
-        dictionary = subject.dictionary
-        held = spliced_outputs(bench, lambda rows: dictionary.decode(dictionary.encode(rows)))
-        subject.__dict__["outputs"] = held
-    return held
-
-
 def loss_recovered(subject: Subject) -> Tensor:
     """`(L_mean - L_rebuilt) / (L_mean - L)`: 0 where the layer might as well be its mean, 1 without loss."""
     bench = subject.bench
-    rebuilt = losses(bench, rebuilt_outputs(subject))
-    centre = bench.train.mean(0)
-    without = bench.once(
-        "losses without the layer",
-        lambda: losses(bench, spliced_outputs(bench, lambda rows: centre.expand_as(rows))),
-    )
+    rebuilt = losses(bench, subject.rebuilt_outputs)
     clean = losses(bench, bench.task.outputs)
-    without, clean, rebuilt = (bench.means(x, samples=True) for x in (without, clean, rebuilt))
+    given = (bench.losses_without_layer, clean, rebuilt)
+    without, clean, rebuilt = (bench.means(each, samples=True) for each in given)
     gap = without - clean
     return torch.where(gap > 1e-6, (without - rebuilt) / gap, torch.nan)
 
 
 def kl(subject: Subject) -> Tensor:
     """KL(model || model through the dictionary) over classes, in nats."""
-    changed = rebuilt_outputs(subject).float().log_softmax(-1)
+    changed = subject.rebuilt_outputs.float().log_softmax(-1)
     own = subject.bench.task.outputs.float().log_softmax(-1)
     each = kl_div(changed, own, reduction="none", log_target=True).sum(-1)
     return subject.bench.means(each, samples=True)
@@ -114,14 +59,14 @@ def kl(subject: Subject) -> Tensor:
 
 def surf(subject: Subject) -> Tensor:
     """SURF_MAE: how far the outputs made of codes and the head's own importances are from the model's."""
-    parts = _split(subject.bench)
+    parts = subject.bench.head_split
     concepts = subject.dictionary.concepts(parts.head)
     return _mae(subject, parts, concepts)
 
 
 def surf_concepts(subject: Subject) -> Tensor:
     """The part of SURF_MAE that is the atoms' fault: importances are the best that the train rows allow."""
-    parts = _split(subject.bench)
+    parts = subject.bench.head_split
     concepts = subject.dictionary.concepts(parts.head)
     best = least_squares_importances(concepts, parts.train(), parts.head)
     return _mae(subject, parts, concepts.with_importances(best))
@@ -139,20 +84,6 @@ def gef(subject: Subject) -> Tensor:
 def _mae(subject: Subject, parts: Split, concepts: object) -> Tensor:
     found = judge(concepts, parts.test(), parts.head, companions=False)  # type: ignore[arg-type]
     return subject.bench.means(found.values["mae"], samples=True)
-
-
-def _split(bench: Bench) -> Split:
-    """The task at its head, if the judged layer is what the head reads."""
-
-    def find() -> Split:
-        parts = split(bench.task)
-        seen = parts.test().pooled
-        mine = bench.states.mean(1)
-        if seen.shape != mine.shape or not torch.allclose(seen.float(), mine, rtol=1e-3, atol=1e-4):
-            raise NotApplicableError(f"layer '{bench.layer}' is not what the model's linear head reads")
-        return parts
-
-    return bench.once("split", find)
 
 
 SAMPLES, SWITCHED = 32, 16

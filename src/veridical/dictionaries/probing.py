@@ -2,77 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from veridical.dictionaries.bench import Bench, Subject
-from veridical.errors import NotApplicableError, ShapeError
+from veridical.dictionaries.bench import Bench, Subject, fit
 from veridical.functional import average_ranks
 
-RIDGE = 1e-3
-"""Ridge of the probes, as a share of the mean variance of what they read."""
 CHOSEN = 4
 """Atoms that a sparse probe reads."""
 
 
-@dataclass(frozen=True, eq=False)
-class Probes:
-    """Linear least-squares probes: `h @ weight + bias` (n, L) is above 0.5 where the property is there."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        return rows.double() @ self.weight + self.bias
-
-
-def fit(rows: Tensor, labels: Tensor) -> Probes:
-    """Ridge regression of labels (n, L) on rows (n, D), classes weighted as if they were equally frequent.
-
-    With one weight per class the weighted least-squares direction is that of linear discriminants, so it is
-    fitted on all rows at once and each bias is set half-way between the two classes' means.
-    """
-    x, y = rows.double(), labels.double()
-    x_mean, y_mean = x.mean(0), y.mean(0)
-    x, y = x - x_mean, y - y_mean
-    gram = x.T @ x / len(x)
-    gram.diagonal().add_(RIDGE * gram.diagonal().mean().clamp(min=1e-12))
-    weight = torch.linalg.solve(gram, x.T @ y / len(x))
-    answers = x @ weight
-    on, off = _class_means(answers, labels)
-    half = (on - off).clamp(min=1e-12)
-    return Probes(weight / half, 0.5 - (x_mean @ weight + (on + off) / 2) / half)
-
-
-def _class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of each column over rows that have its property, and over the others (L,)."""
-    y = labels.to(values)
-    return (values * y).sum(0) / y.sum(0).clamp(min=1), (values * (1 - y)).sum(0) / (1 - y).sum(0).clamp(
-        min=1
-    )
-
-
-def labels_of(bench: Bench) -> tuple[Tensor, Tensor]:
-    """The properties of train and test rows; refused where there are none."""
-    if bench.labels is None or bench.train_labels is None:
-        raise NotApplicableError("probing needs labels: properties of the rows")
-    if len(bench.labels) != len(bench.test):
-        raise ShapeError(f"labels has {len(bench.labels)} rows for {len(bench.test)} activations")
-    return bench.train_labels[: bench.probe_rows].bool(), bench.labels.bool()
-
-
-def dense(bench: Bench) -> Probes:
-    """Probes of the activations themselves."""
-    train, _ = labels_of(bench)
-    return bench.once("dense probes", lambda: fit(bench.train[: bench.probe_rows], train))
-
-
 def chosen_atoms(subject: Subject, count: int = CHOSEN) -> Tensor:
     """The atoms (L, count) whose codes differ most with a property, in their standard deviations."""
-    train, _ = labels_of(subject.bench)
+    train, _ = subject.bench.properties
     codes = subject.train_codes.double()
     y = train.double()
     share = y.mean(0)[:, None]
@@ -82,7 +25,7 @@ def chosen_atoms(subject: Subject, count: int = CHOSEN) -> Tensor:
 
 def auc(bench: Bench, answers: Tensor) -> Tensor:
     """The chance that a row with a property gets the higher answer, mean over properties in each part."""
-    _, labels = labels_of(bench)
+    _, labels = bench.properties
     found = []
     for part in range(bench.parts):
         here = bench.row_part == part
@@ -96,7 +39,7 @@ def auc(bench: Bench, answers: Tensor) -> Tensor:
 
 def sparse_probing(subject: Subject) -> Tensor:
     """AUC of probes that read the few most telling atoms."""
-    train, _ = labels_of(subject.bench)
+    train, _ = subject.bench.properties
     answers = []
     for number, atoms in enumerate(chosen_atoms(subject)):
         probe = fit(subject.train_codes[:, atoms], train[:, number : number + 1])
@@ -106,7 +49,7 @@ def sparse_probing(subject: Subject) -> Tensor:
 
 def probing_gap(subject: Subject) -> Tensor:
     """How much AUC a few atoms lack against the activations themselves (below 0 where they lack any)."""
-    return sparse_probing(subject) - auc(subject.bench, dense(subject.bench)(subject.bench.test))
+    return sparse_probing(subject) - auc(subject.bench, subject.bench.dense_probes(subject.bench.test))
 
 
 ALIGNED = 0.025
@@ -129,7 +72,7 @@ def _accuracy(bench: Bench, answers: Tensor, labels: Tensor, cells: Tensor) -> T
 def tpp(subject: Subject) -> Tensor:
     """Targeted probe perturbation: what removing a property's atoms costs its probe more than the others'."""
     bench = subject.bench
-    probes, (_, labels) = dense(bench), labels_of(bench)
+    probes, (_, labels) = bench.dense_probes, bench.properties
     answers = probes(bench.test)
     reach = subject.dictionary.decoder.double() @ probes.weight
     before = _accuracy(bench, answers, labels, labels)
@@ -149,8 +92,8 @@ def scr(subject: Subject) -> Tensor:
     `(without b's atoms - confounded) / (clean - confounded)`, over pairs that lose 2% or more by it.
     """
     bench = subject.bench
-    train, labels = labels_of(bench)
-    clean, chosen = dense(bench)(bench.test), chosen_atoms(subject)
+    train, labels = bench.properties
+    clean, chosen = bench.dense_probes(bench.test), chosen_atoms(subject)
     found = []
     for a, b in _pairs(train):
         agree = train[:, a] == train[:, b]
@@ -173,7 +116,7 @@ def absorption(subject: Subject) -> Tensor:
     that carries most of the probe's direction must lie along it (cosine >= 0.025).
     """
     bench = subject.bench
-    probes, (_, labels) = dense(bench), labels_of(bench)
+    probes, (_, labels) = bench.dense_probes, bench.properties
     answers = probes(bench.test) > 0.5
     reach = subject.dictionary.decoder.double() @ probes.weight
     cosine = normalize(subject.dictionary.decoder.double(), dim=-1) @ normalize(probes.weight, dim=0)

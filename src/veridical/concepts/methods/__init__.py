@@ -1,6 +1,6 @@
 """Concept methods: `Method(n_concepts=5).fit(embeddings, head, seed)` gives `Concepts`."""
 
-from veridical.concepts.methods.base import ConceptMethod, Found
+from veridical.concepts.methods.base import ConceptMethod, ConceptVectors
 from veridical.concepts.methods.craft import CRAFT
 from veridical.concepts.methods.cshap import ConceptSHAP
 from veridical.concepts.methods.decompositions import CDISCO, ICA, ICE, NMF, PCA, KMeans
@@ -26,6 +26,6 @@ __all__ = [
     "SAE",
     "ConceptMethod",
     "ConceptSHAP",
-    "Found",
+    "ConceptVectors",
     "KMeans",
 ]

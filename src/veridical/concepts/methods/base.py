@@ -21,7 +21,7 @@ SIGNED_METHODS = "PCA, KMeans, ICA, CDISCO, ConceptSHAP, MCD and SAE"
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class ConceptVectors:
     """What a method found in the rows of one output: vectors (K, D), and what is not `f . v` or 0."""
 
     vectors: Tensor
@@ -51,7 +51,7 @@ class ConceptMethod(Settings):
     reading: ClassVar[str] = "coordinates"
     """How concepts are read: `h . v`, coordinates in V, or non-negative ones."""
 
-    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> ConceptVectors:
         """Concepts of one group of rows (n, D), n >= K; `weight` is the output's (D,), or all (C, D)."""
         raise TypeError(f"{type(self).__name__} finds no concepts by itself; use one of its subclasses")
 
@@ -67,7 +67,7 @@ class ConceptMethod(Settings):
             return assemble(self.name, [one], head, self.reading, {}, shared=True)
         members = head.membership(embeddings.outputs)
         lively = embeddings.values.abs().flatten(1).amax(1) > 0
-        found: list[Found | None] = []
+        found: list[ConceptVectors | None] = []
         flags: dict[int, str] = {}
         for output, count in enumerate(members.sum(0).tolist()):
             if count < self.n_concepts:
@@ -145,7 +145,7 @@ def refuse_if_none(none: bool, wanted: int, rows: int) -> None:
 
 def assemble(
     name: str,
-    found: list[Found] | list[Found | None],
+    found: list[ConceptVectors] | list[ConceptVectors | None],
     head: Head,
     reading: str,
     flags: dict[int, str],
@@ -157,7 +157,7 @@ def assemble(
     count = max(len(item.vectors) for item in kept)
     place = kept[0].vectors.device
 
-    def laid(pick: Callable[[Found], Tensor | None], *tail: int) -> Tensor | None:
+    def laid(pick: Callable[[ConceptVectors], Tensor | None], *tail: int) -> Tensor | None:
         if all(pick(item) is None for item in kept):
             return None
         whole = torch.zeros(len(found), *tail, dtype=torch.float64, device=place)

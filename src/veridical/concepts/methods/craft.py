@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from veridical.concepts.methods.base import ConceptMethod, Found
+from veridical.concepts.methods.base import ConceptMethod, ConceptVectors
 from veridical.concepts.methods.decompositions import _living, nmf
 from veridical.concepts.solvers import nnls
 from veridical.core.allowed import MANY, Count, NotNegative, PartOf, Within
@@ -59,11 +59,11 @@ class CRAFT(ConceptMethod):
     crop_share: PartOf = 0.5
     """Side of a crop as a share of the image's shorter side, where no other crops are given."""
 
-    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> ConceptVectors:
         parts = _living(nmf(rows, self.n_concepts, self.steps, self.ridge)[1])
         if not len(parts):  # the ridge outweighs embeddings as small as these
-            return Found(parts)
+            return ConceptVectors(parts)
         codes = nnls((parts @ parts.T)[None], (rows @ parts.T)[None])[0]
         weights = weight if weight.dim() == 2 else weight[None]
         found = [sobol_total(codes * pull, self.designs).mean(0) for pull in weights @ parts.T]
-        return Found(parts, torch.stack(found) if weight.dim() == 2 else found[0])
+        return ConceptVectors(parts, torch.stack(found) if weight.dim() == 2 else found[0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from veridical.concepts.methods.base import ConceptMethod, Found
+from veridical.concepts.methods.base import ConceptMethod, ConceptVectors
 from veridical.core.allowed import Count
 from veridical.core.key import Key, normal, uniform
 
@@ -47,10 +47,10 @@ class PCA(ConceptMethod):
 
     name = "pca"
 
-    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> ConceptVectors:
         centre = rows.mean(0)
         _, vectors = spanned(rows - centre, self.n_concepts)
-        return Found(oriented(vectors, rows), centre=centre)
+        return ConceptVectors(oriented(vectors, rows), centre=centre)
 
 
 _SETTLED = 1e-6
@@ -91,13 +91,13 @@ class ICA(ConceptMethod):
     name = "ica"
     stochastic = True
 
-    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> ConceptVectors:
         centre = rows.mean(0)
         values, vectors = spanned(rows - centre, self.n_concepts)
         spread = (values / len(rows) ** 0.5).clamp(min=1e-300)
         white = (rows - centre) @ vectors.T / spread
         turn = unmixing(white, key, steps=200)
-        return Found(turn @ (spread[:, None] * vectors), centre=centre)
+        return ConceptVectors(turn @ (spread[:, None] * vectors), centre=centre)
 
 
 def spread_starts(rows: Tensor, count: int, key: Key) -> Tensor:
@@ -144,8 +144,8 @@ class KMeans(ConceptMethod):
     starts: Count = 4
     """Starts, of which the best clustering is kept."""
 
-    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
-        return Found(kmeans(rows, self.n_concepts, key, self.starts)[0])
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> ConceptVectors:
+        return ConceptVectors(kmeans(rows, self.n_concepts, key, self.starts)[0])
 
 
 def nmf(rows: Tensor, count: int, steps: int = 1000, ridge: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -172,8 +172,8 @@ class NMF(ConceptMethod):
     steps: Count = 1000
     """Steps of the solver at most."""
 
-    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
-        return Found(_living(nmf(rows, self.n_concepts, self.steps)[1]))
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> ConceptVectors:
+        return ConceptVectors(_living(nmf(rows, self.n_concepts, self.steps)[1]))
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class CDISCO(ConceptMethod):
     name = "cdisco"
     reading = "project"
 
-    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> ConceptVectors:
         values, vectors = right_singular(rows)
         # beyond the rank of the rows a singular vector is arbitrary, and would set the scale of the z-scores
         vectors = oriented(vectors[values > 1e-6 * values[0]], rows)
@@ -212,7 +212,7 @@ class CDISCO(ConceptMethod):
         scores = (strength - strength.mean(-1, keepdim=True)) / _spread(strength)
         pick = scores.abs().amax(0).topk(min(self.n_concepts, len(vectors))).indices
         importances = scores[:, pick]
-        return Found(vectors[pick], importances if weight.dim() == 2 else importances[0])
+        return ConceptVectors(vectors[pick], importances if weight.dim() == 2 else importances[0])
 
 
 def _spread(values: Tensor) -> Tensor:

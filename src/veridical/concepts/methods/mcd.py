@@ -15,7 +15,7 @@ from torch import Tensor
 
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Embeddings, Head
-from veridical.concepts.methods.base import ConceptMethod, Found
+from veridical.concepts.methods.base import ConceptMethod, ConceptVectors
 from veridical.concepts.methods.decompositions import kmeans, oriented
 from veridical.concepts.solvers import self_expression
 from veridical.core.allowed import LARGE, MANY, Count, Share, Within
@@ -85,14 +85,14 @@ class MCD(ConceptMethod):
     dimension_share: Share = 0.05
     """Variance, as a share of a cluster's largest, above which a direction belongs to its subspace."""
 
-    def find(self, rows: Tensor, weight: Tensor, key: Key) -> Found:
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> ConceptVectors:
         if len(rows) > self.most_rows:
             one = torch.zeros(1, dtype=torch.int64, device=rows.device)
             rows = rows[permutation(key / "rows", one, 0, len(rows))[0, : self.most_rows]]
         rows = rows[rows.norm(dim=-1) > 0]
         if len(rows) <= self.n_concepts:
             basis = local_basis(rows, self.dimension_share)
-            return Found(oriented(basis, rows), subspaces=torch.zeros(len(basis)))
+            return ConceptVectors(oriented(basis, rows), subspaces=torch.zeros(len(basis)))
         coefficients = self_expression(rows, self.gamma)
         kept = inliers(coefficients, self.outliers)
         rows, coefficients = rows[kept], coefficients[kept][:, kept]
@@ -103,7 +103,7 @@ class MCD(ConceptMethod):
             basis = local_basis(members, self.dimension_share)
             bases.append(oriented(basis, members))
             subspaces += [cluster] * len(basis)
-        return Found(torch.cat(bases), subspaces=torch.tensor(subspaces, dtype=torch.float64))
+        return ConceptVectors(torch.cat(bases), subspaces=torch.tensor(subspaces, dtype=torch.float64))
 
     def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
         """Find the subspaces of every output; notes where they span everything: SURF is then 0 trivially."""
