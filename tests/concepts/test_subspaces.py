@@ -14,8 +14,8 @@ from tests.concepts.conftest import draw
 from tests.reference import surf as slow
 from veridical.concepts import MCD, ConceptSHAP, Embeddings, Head, ice_eval, judge
 from veridical.concepts.methods.cshap import Network
-from veridical.concepts.methods.mcd import inliers, local_basis, spectral
-from veridical.concepts.solvers import lasso, self_expression, violation
+from veridical.concepts.methods.mcd import inliers
+from veridical.concepts.solvers import self_expression
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.functional import pearson
@@ -82,39 +82,12 @@ def test_rows_that_need_many_others_get_them():
     assert max(excess) < 0.01
 
 
-def test_batched_lasso_meets_the_optimality_conditions():
-    parts = draw(5, 7, 6, 10)
-    parts[3, 1] = parts[3, 0]  # the same row twice: a singular system
-    gram, seen = parts @ parts.mT, (parts @ draw(6, 7, 10, 1))[..., 0]
-    penalty = torch.full((7, 1), 0.5, dtype=torch.float64)
-    for start in (torch.zeros(7, 6, dtype=torch.float64), draw(17, 7, 6)):
-        found = lasso(gram, seen, penalty, start)
-        slope = seen - torch.einsum("bij,bj->bi", gram, found)
-        assert float(violation(slope, penalty, found).max()) < 1e-4
-
-
-def test_planes_are_told_apart():
-    rows, owner = two_planes()
-    coefficients = self_expression(rows)
-    across = coefficients[owner == 0][:, owner == 1]
-    assert float(across.abs().sum() / coefficients.abs().sum()) < 1e-6
-    found = spectral(coefficients, 2, Key(0))
-    assert len({(int(a), int(b)) for a, b in zip(owner, found, strict=True)}) == 2
-
-
 def test_outliers_are_those_that_are_hard_to_write():
     rows, _ = two_planes(60)
     odd = torch.cat([rows, 5 * draw(8, 6, 6)])
     kept = inliers(self_expression(odd), 6 / 66)
     assert len(kept) == 60
     assert int((kept >= 60).sum()) <= 1
-
-
-def test_the_local_basis_has_the_dimension_of_the_rows():
-    rows = draw(9, 50, 3) @ torch.linalg.qr(draw(10, 8, 8))[0][:3]
-    basis = local_basis(rows)
-    assert tuple(basis.shape) == (3, 8)
-    assert torch.allclose(rows @ basis.T @ basis, rows, atol=1e-9)
 
 
 def test_mcd_recovers_planes_charges_their_dimensions_and_scores_as_ice_eval():
@@ -189,13 +162,6 @@ def test_two_draws_of_many_vectors_agree_at_the_default_coalitions():
     assert float(reliable[0]) > 0.85
     _, shaky = ConceptSHAP(coalitions=512).shapley(rows, vectors, network, head, Key(0))
     assert float(shaky[0]) < float(reliable[0])
-
-
-def test_attributes_without_positive_rows_are_flagged():
-    head = Head(draw(74, 2, 6), torch.tensor([0.0, -1e3]), "multilabel")
-    rows = Embeddings.of(draw(75, 40, 6), head)
-    found = ConceptSHAP(2, hidden=8, steps=5, coalitions=8).fit(rows, head)
-    assert found.flags == {1: "never predicted"}
 
 
 def test_concept_shap_learns_complete_vectors_and_picks_by_magnitude(head, train, test):

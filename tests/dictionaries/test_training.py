@@ -158,10 +158,3 @@ def test_mistakes_are_named() -> None:
     assert bool(torch.isfinite(constant.encode(torch.ones(2, 3))).all())
     half = train(rows().half(), SHORT).dictionary
     assert half.decoder.dtype == torch.float32
-
-
-def test_the_loss_curve_is_drawn() -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    assert train(rows(), SHORT).plot().get_xlabel() == "step"

@@ -96,29 +96,14 @@ def test_no_model_movement_is_nan_with_its_reason() -> None:
     assert not bool(degenerate.any())
 
 
-def check_score(function) -> None:  # type: ignore[no-untyped-def]
+def test_score_agrees_with_the_slow_one() -> None:
     generator = torch.Generator().manual_seed(1)
     model = torch.rand(20, 4, 5, generator=generator, dtype=torch.float64)
     moved = (torch.rand(20, 4, 5, generator=generator, dtype=torch.float64) * 3).floor()
     moved[0] = 1.0
     model[1] = 2.0
-    got = function(model, moved)[0]
+    got = gef_score(model, moved)[0]
     np.testing.assert_allclose(got, reference.score(model.numpy(), moved.numpy()), atol=1e-12)
-
-
-def test_score_agrees_with_the_slow_one() -> None:
-    check_score(gef_score)
-
-
-def test_mutants_of_the_score_are_caught() -> None:
-    mutants = (
-        lambda d_f, d_phi: (-gef_score(d_f, d_phi)[0],),
-        lambda d_f, d_phi: (gef_score(d_f.mean(1, keepdim=True), d_phi.mean(1, keepdim=True))[0],),
-        lambda d_f, d_phi: (gef_score(d_f.roll(1, -1), d_phi)[0],),
-    )
-    for mutant in mutants:
-        with pytest.raises(AssertionError):
-            check_score(mutant)
 
 
 def test_cosine_and_euclidean_agree_on_normalised_maps() -> None:

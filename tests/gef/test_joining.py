@@ -10,12 +10,9 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical import study as studies
 from veridical.auditing import EFFORTS
 from veridical.gef import IsoSigma
 from veridical.gef.iso_gef import joined_provenance, joined_scores
-from veridical.report.rendering import render
-from veridical.report.study import contents
 
 SENTENCE = "The weight noise behind GEF is not whole"
 METRIC = IsoSigma(path=(0.1, 0.4, 0.8), draws=6)
@@ -66,26 +63,6 @@ def test_the_page_of_an_evaluation_says_so(tmp_path: Path) -> None:
     metric = vd.gef.FastGEF(path=(0.1, 0.4, 0.8), draws=1)
     found = vd.evaluate(vd.tasks.load("known/linear")[:3], ["gradient", "random"], [metric])
     assert found.report(tmp_path / "page.html").read_text().count(SENTENCE) == 1
-
-
-@pytest.mark.usefixtures("something_left_out")
-def test_the_page_of_a_study_says_so(tmp_path: Path) -> None:
-    studies.run(
-        {
-            "name": "small",
-            "tasks": [{"name": "known/linear", "samples": 4}],
-            "explainers": ["gradient"],
-            "metrics": [{"name": "gef", "settings": {"draws": 1, "levels": 3}}],
-            "seeds": [0, 1],
-            "plan": {"rows": 64},
-        },
-        tmp_path,
-        executor="in-process",
-        progress=False,
-    )
-    shown = contents(studies.open(tmp_path))
-    for format in ("html", "md"):
-        assert render(shown, format).count(SENTENCE) == 1
 
 
 @pytest.mark.usefixtures("something_left_out")

@@ -1,4 +1,4 @@
-"""One small world for the tests of meta-evaluation: a linear model on a table, quick to disrupt."""
+"""One small task for the tests of meta-evaluation: a linear model on a table, quick to disrupt."""
 
 from __future__ import annotations
 

@@ -10,20 +10,7 @@ import veridical as vd
 from veridical.cli import meta as _meta_commands  # noqa: F401 (adds the commands)
 from veridical.cli.app import app
 
-SMALL = [
-    "--draws",
-    "1",
-    "--iterations",
-    "1",
-    "-n",
-    "16",
-    "-e",
-    "gradient",
-    "-e",
-    "saliency",
-    "-e",
-    "input_x_gradient",
-]
+SMALL = "--draws 1 --iterations 1 -n 16 -e gradient -e saliency -e input_x_gradient".split()
 
 
 def run(*words: str) -> str:
@@ -54,14 +41,9 @@ def test_benchmark_writes_every_table_and_picture(tmp_path):
     assert names == {f"{t}.csv" for t in tables} | {f"{p}.png" for p in pictures} | scores
     frame = pd.read_csv(tmp_path / "reliability.csv")
     assert set(frame["test"]) == {"ipt", "mpt", "mean"}
-    direct = vd.meta.meta_evaluate(
-        vd.tasks.load("digits", 16),
-        ["sparseness", "complexity", "pixel_flipping"],
-        ["gradient", "saliency", "input_x_gradient"],
-        draws=1,
-        iterations=1,
-        resamples=0,
-    )
+    options = {"draws": 1, "iterations": 1, "resamples": 0}
+    explainers = ["gradient", "saliency", "input_x_gradient"]
+    direct = vd.meta.meta_evaluate(vd.tasks.load("digits", 16), metrics[1::2], explainers, **options)
     mine = frame[frame["test"] == "mean"].set_index("metric")["mc"]
     for metric in direct.metrics:
         assert mine[metric] == pytest.approx(direct.mc(metric), nan_ok=True)
@@ -70,17 +52,8 @@ def test_benchmark_writes_every_table_and_picture(tmp_path):
 
 def test_search_names_the_best_setting(tmp_path):
     tried = json.dumps({"runs": [4, 8]})
-    said = run(
-        "search",
-        "faithfulness_correlation",
-        "--settings",
-        tried,
-        "-o",
-        str(tmp_path),
-        "--test",
-        "mpt",
-        *SMALL,
-    )
+    chosen = ["faithfulness_correlation", "--settings", tried, "--test", "mpt"]
+    said = run("search", *chosen, "-o", str(tmp_path), *SMALL)
     assert "most reliable" in said
     assert set(pd.read_csv(tmp_path / "settings.csv")["metric"]) == {"runs=4", "runs=8"}
     assert (tmp_path / "settings.png").stat().st_size > 1000

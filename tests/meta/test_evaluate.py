@@ -95,7 +95,7 @@ def test_explanations_are_shared_and_those_of_metrics_cost_apart(table):
     assert few["sparseness", "mpt"].vector.tolist() == many["sparseness", "mpt"].vector.tolist()
 
 
-def test_a_worlds_own_answers_are_asked_once(table, monkeypatch):
+def test_the_outputs_of_a_perturbed_task_are_computed_once(table, monkeypatch):
     asked = []
     plain = Predictor.outputs
 
@@ -173,7 +173,7 @@ def test_the_same_seed_gives_the_same_and_another_another(table):
     assert not torch.equal(first, run(1, table))
 
 
-def test_metrics_draw_anew_in_every_world_unless_told_otherwise(table):
+def test_metrics_draw_anew_under_every_perturbation_unless_fixed(table):
     metric = {"fc": FaithfulnessCorrelation(runs=5)}
     options = {"tests": ("mpt",), "nr": 1e-12, "resamples": 0}
     fresh, fixed = quick(table, metric, **options), quick(table, metric, same_draws=True, **options)
@@ -213,16 +213,16 @@ def test_published_with_one_redrawing_explainer_shifts_the_half():
 
 def test_published_gives_re_explaining_metrics_the_old_map_and_nothing_else(table):
     explainer = as_explainer("gradient")
-    kept, world = explainer(table), perturbed(table, Amount(inputs=1.0), Key(0))
-    recalled = Recalled(explainer, kept, world)
+    kept, changed = explainer(table), perturbed(table, Amount(inputs=1.0), Key(0))
+    recalled = Recalled(explainer, kept, changed)
     assert recalled.name == "gradient"
     assert recalled.to_json() == explainer.to_json()
-    assert recalled(world) is kept
-    assert not torch.equal(kept.values, explainer(world).values)
+    assert recalled(changed) is kept
+    assert not torch.equal(kept.values, explainer(changed).values)
     others = (
-        world.with_inputs(world.inputs + 0.1),
-        world.with_targets((world.targets + 1) % 3),
-        world.with_noise(0.5, Key(1)),
+        changed.with_inputs(changed.inputs + 0.1),
+        changed.with_targets((changed.targets + 1) % 3),
+        changed.with_noise(0.5, Key(1)),
     )
     for other in others:
         assert torch.equal(recalled(other).values, explainer(other).values)
@@ -271,7 +271,7 @@ class Breaks(Metric):
 
     def evaluate(self, task, explanation, context):
         if task.reference is not task:
-            raise RuntimeError("no worlds, please")
+            raise RuntimeError("no perturbation, please")
         return Outcome(explanation.values.double().mean(-1))
 
 
@@ -280,7 +280,7 @@ def test_a_metric_that_fails_is_named_and_the_others_go_on(table):
         result = quick(table, [Breaks(), "sparseness"], ar=0.5, tests=("mpt",), resamples=0)
     broken = quick(table, ["sparseness"], ar=0.5, tests=("mpt",), resamples=0)
     assert result.metrics == ["sparseness"]
-    assert "no worlds, please" in result.failures[0].traceback
+    assert "no perturbation, please" in result.failures[0].traceback
     assert "breaks failed" in repr(result)
     assert torch.equal(result["sparseness", "mpt"].vectors, broken["sparseness", "mpt"].vectors)
 
@@ -349,7 +349,7 @@ class Watch(Metric):
 
 
 def alive_at_most(metrics, draws, hoards=False):
-    """The most maps that were alive at once while so many metrics visited so many worlds."""
+    """The most maps that were alive at once while so many metrics visited so many perturbations."""
     for record in (Watch.seen, Watch.kept, Watch.most):
         record.clear()
     watchers = {f"watch {number}": Watch(number, hoards) for number in range(metrics)}
@@ -359,9 +359,9 @@ def alive_at_most(metrics, draws, hoards=False):
     return max(Watch.most)
 
 
-def test_memory_grows_neither_with_metrics_nor_with_worlds():
+def test_memory_grows_neither_with_metrics_nor_with_perturbations():
     one = alive_at_most(1, 1)
-    # the maps of one world, the last ones of the world before, and an altered one of the dependence check
+    # the maps of one perturbation, the last ones of that before, and an altered one of the dependence check
     assert one <= 2 * 3 + 1
     assert alive_at_most(6, 1) == one
     assert alive_at_most(1, 4) == one
@@ -378,8 +378,8 @@ def test_samples_that_count_score_as_they_do_among_all(table, test):
     result = quick(table, judges, tests=(test,), iterations=1, resamples=0)
     root = Key(0) / "meta"
     for draw in range(2):
-        world = Perturbation(test, "ar", 0, draw, result.amounts[test, "ar"])
-        whole, key = world.of(table, root), world.key(root)
+        changed = Perturbation(test, "ar", 0, draw, result.amounts[test, "ar"])
+        whole, key = changed.of(table, root), changed.key(root)
         kept = result.kept[test, "ar"][0, draw]
         assert MIN_SAMPLES <= kept.sum() < len(table)
         for place, who in enumerate(METHODS):
@@ -392,7 +392,7 @@ def test_samples_that_count_score_as_they_do_among_all(table, test):
                 assert torch.allclose(found[kept], expected[kept], rtol=1e-9)
 
 
-def test_worlds_in_which_too_few_count_are_not_scored_but_said(table):
+def test_perturbations_under_which_too_few_count_are_not_scored(table):
     options = {"tests": ("mpt",), "ar": {"mpt": 1e-6}, "resamples": 0, "iterations": 1}
     result = quick(table, ["sparseness"], **options)
     assert result.explanations == (1 + 2) * len(METHODS), "two disrupted tasks that disrupt nothing"

@@ -75,12 +75,12 @@ def test_published_noise_is_absolute_and_clipped_from_below_only(table):
 
 
 def test_weights_are_multiplied_and_targets_stay(table):
-    world = perturbed(table, Amount(weights=0.5), KEY)
-    name, value = next((n, p.detach().clone()) for n, p in world.model.named_parameters())
+    changed = perturbed(table, Amount(weights=0.5), KEY)
+    name, value = next((n, p.detach().clone()) for n, p in changed.model.named_parameters())
     original = dict(table.model.named_parameters())[name]
     ratio = (value / original)[original != 0]
     assert 0.3 < float((ratio - 1).detach().std()) < 0.7
-    assert torch.equal(world.targets, table.predictions)
+    assert torch.equal(changed.targets, table.predictions)
     both = perturbed(table, Amount(inputs=0.5, weights=0.5), KEY)
     assert torch.equal(dict(both.model.named_parameters())[name], value)
     assert not torch.equal(both.inputs, table.inputs)
@@ -91,9 +91,9 @@ def test_text_moves_at_its_embeddings_and_is_compared_there(text):
     assert unperturbed(text, "mpt") is text
     base = unperturbed(text, "ipt")
     assert base.inputs.is_floating_point()
-    world = perturbed(text, Amount(inputs=0.5), KEY)
-    assert world.inputs.shape == base.inputs.shape
-    assert not torch.equal(world.inputs, base.inputs)
+    changed = perturbed(text, Amount(inputs=0.5), KEY)
+    assert changed.inputs.shape == base.inputs.shape
+    assert not torch.equal(changed.inputs, base.inputs)
     both = perturbed(text, Amount(inputs=1e-9, weights=0.5), KEY)
     assert not torch.allclose(both.inputs, base.inputs, atol=1e-3), "embeddings of the perturbed weights"
 
@@ -207,9 +207,11 @@ class Counts(nn.Module):
 
 def test_an_iteration_is_whole_before_the_next_begins():
     noise = {(test, mode): Amount(inputs=0.1) for test in ("ipt", "mpt") for mode in ("nr", "ar")}
-    worlds = plan(("ipt", "mpt"), noise, iterations=3, draws=2)
-    assert [world.iteration for world in worlds] == sorted(world.iteration for world in worlds)
-    assert len({(w.test, w.mode, w.iteration, w.draw) for w in worlds}) == len(worlds) == 3 * 2 * 2 * 2
+    perturbations = plan(("ipt", "mpt"), noise, iterations=3, draws=2)
+    order = [each.iteration for each in perturbations]
+    assert order == sorted(order)
+    keys = {each.key(KEY) for each in perturbations}
+    assert len(keys) == len(perturbations) == 3 * 2 * 2 * 2
 
 
 def test_results_so_far_are_those_of_a_shorter_run():

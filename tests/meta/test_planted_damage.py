@@ -66,13 +66,13 @@ def found(request):
     return vd.meta.planted_damage(task, {**REMOVAL, **cheats, "sparseness": "sparseness", "gef": "gef"})
 
 
-def test_removal_metrics_have_a_voice(found):
+def test_removal_metrics_are_admissible(found):
     assert found.admissible == list(REMOVAL)
     for label in REMOVAL:
         assert found.metrics[label].mean("permuted")[1] > 0.25
 
 
-def test_a_coin_a_prediction_and_a_shape_are_silent_with_the_reason(found):
+def test_a_coin_a_prediction_and_a_shape_are_not_admissible_with_the_reason(found):
     assert set(found.inadmissible) == {"coin", "holds", "sparseness"}
     assert "cannot tell" in found.inadmissible["coin"]
     assert "no damage changes them" in found.inadmissible["holds"]
@@ -80,7 +80,7 @@ def test_a_coin_a_prediction_and_a_shape_are_silent_with_the_reason(found):
     assert found.metrics["holds"].mean() == (0.0, 0.0, 0.0)
 
 
-def test_a_metric_that_judges_methods_is_unjudged_with_the_reason(found):
+def test_a_metric_that_judges_methods_is_untested_with_the_reason(found):
     assert list(found.untested) == ["gef"]
     assert "finished maps" in found.untested["gef"]
     assert not found.metrics["gef"].admissible
@@ -104,7 +104,7 @@ def test_rows_are_counted():
     assert found.cost.forward > found.reference_cost.forward > 0
 
 
-def test_a_coin_is_rarely_heard():
+def test_a_coin_is_rarely_admissible():
     task = small_table(24)
     maps = vd.explain("gradient", task)
     admissible = 0
@@ -176,14 +176,14 @@ def test_maps_that_permuting_leaves_alone_are_no_damage():
     assert not distinct[:, :, 4:].any()
 
 
-def test_constant_reference_maps_leave_all_unjudged():
+def test_constant_reference_maps_leave_all_untested():
     task = small_table(8)
     found = vd.meta.planted_damage(task, ["pixel_flipping"], reference="constant")
     assert "0 of 8 samples, and it takes 6" in found.untested["pixel_flipping"]
     assert "left out: 8" in repr(found)
 
 
-def test_a_metric_with_few_scores_is_silent_and_one_that_fails_is_said_to():
+def test_a_metric_with_few_scores_is_not_admissible_and_one_that_fails_is_said_to():
     task = small_table(12)
     found = vd.meta.planted_damage(
         task, {"few": Partly(), "broken": Partly(raises=True), "flip": "pixel_flipping"}, reference="gradient"
@@ -192,7 +192,7 @@ def test_a_metric_with_few_scores_is_silent_and_one_that_fails_is_said_to():
     assert found.untested["broken"] == "it failed: out of order"
 
 
-def test_a_metric_that_prefers_damage_is_silent():
+def test_a_metric_that_prefers_damage_is_not_admissible():
     task = small_table(24)
     found = vd.meta.planted_damage(
         task, {"turned": QGE("pixel_flipping")}, reference=-vd.explain("occlusion", task).values
@@ -227,14 +227,14 @@ def test_wrong_settings_are_refused(wrong):
         vd.meta.planted_damage(small_table(8), ["pixel_flipping"], **wrong)
 
 
-def test_the_same_seed_repeats_and_kinds_are_all_told():
+def test_the_same_seed_repeats_and_kinds_are_all_scored():
     task = small_table(12)
     first, second = (vd.meta.planted_damage(task, ["insertion"], seed=3) for _ in range(2))
     assert torch.equal(first.metrics["insertion"].scores, second.metrics["insertion"].scores)
     assert tuple(first.metrics["insertion"].each) == KINDS
 
 
-def test_a_voice_needs_permuted_places_and_all_damage():
+def test_admissibility_needs_permuted_places_and_all_damage():
     up, down = torch.full((10,), 0.5), torch.full((10,), -1.0)
     scores = torch.zeros(8, 10)
     blended = {"permuted": up, "blended": down, "negated": down}

@@ -156,7 +156,7 @@ def test_categories_are_won_by_two_deviations_and_never_blindly(made):
     assert not tied["wins"].any()
 
 
-def test_settings_are_searched_in_the_same_worlds(table):
+def test_settings_are_searched_under_the_same_perturbations(table):
     best, found = search_settings(
         table,
         FaithfulnessCorrelation,
@@ -206,11 +206,11 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
     task = small_table(24, train=(rows, torch.arange(40) % 3))
     artefact = fidelity.finetune(task, beta=0.5, epochs=1)
     metric = fidelity.FFid(finetuned=artefact, beta=0.5, draws=3)
-    world = perturbed(task, Amount(weights=0.5), Key(0))
-    share_finetuned(metric, task, world, lambda t: perturbed(t, Amount(weights=0.5), Key(0)))
-    judge = metric.model_task(world)
+    changed = perturbed(task, Amount(weights=0.5), Key(0))
+    share_finetuned(metric, task, changed, lambda t: perturbed(t, Amount(weights=0.5), Key(0)))
+    judge = metric.model_task(changed)
     tuned = artefact.on(task).model.state_dict()
-    moved = {name: value.clone() for name, value in world.model.state_dict().items()}
+    moved = {name: value.clone() for name, value in changed.model.state_dict().items()}
     for name, noisy in judge.model.named_parameters():
         expected = tuned[name] * (moved[name] / task.model.state_dict()[name])
         there = task.model.state_dict()[name] != 0
