@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from veridical.concepts import Concepts, Embeddings, Head, Split
-from veridical.concepts.image_parts import MaskedModel
+from veridical.concepts.materials import MaskedModel
 from veridical.concepts.measures import chunks
 from veridical.errors import InputError, NotApplicableError
 from veridical.perturb.road import solve_holes

@@ -113,7 +113,7 @@ def prepare_photo_parts(place: Path) -> None:
 
 def prepare_segments(place: Path) -> None:
     """Superpixels of the first CIFAR train images of every class."""
-    from veridical.concepts.image_parts import superpixels
+    from veridical.concepts.materials import superpixels
 
     task = data.cifar(SEGMENTED, 10)
     assert task.train is not None

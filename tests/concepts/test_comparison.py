@@ -12,8 +12,8 @@ from torch import nn
 import veridical as vd
 from tests.concepts.conftest import draw
 from veridical.concepts import PCA, SAE, Concepts, Dictionary, Embeddings, Head, KMeans, judge
+from veridical.concepts.comparison import gap, stability
 from veridical.concepts.materials import METHODS, entries
-from veridical.concepts.verdict import gap, stability
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 

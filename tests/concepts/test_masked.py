@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.concepts.image_parts import MaskedModel, superpixels
+from veridical.concepts.materials import MaskedModel, superpixels
 from veridical.errors import InputError, NotApplicableError, ShapeError
 
 

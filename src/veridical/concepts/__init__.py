@@ -1,11 +1,10 @@
 """SURF: concept explanations, methods that make them, and the measure of their faithfulness."""
 
-from veridical.concepts.comparison import Comparison, compare
+from veridical.concepts.comparison import Comparison, ConceptVerdict, Stability, compare, stability
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.dictionary import Dictionary, MatchingPursuit
-from veridical.concepts.dictionary_files import load_saelens
+from veridical.concepts.dictionary import Dictionary, MatchingPursuit, load_saelens
 from veridical.concepts.embeddings import Embeddings, Head
-from veridical.concepts.image_parts import crop_embeddings, segment_embeddings
+from veridical.concepts.materials import crop_embeddings, segment_embeddings
 from veridical.concepts.measures import Judgement, ice_eval, judge
 from veridical.concepts.methods import (
     CDISCO,
@@ -41,7 +40,6 @@ from veridical.concepts.upper_bound import (
     plateau,
     rank_optimum,
 )
-from veridical.concepts.verdict import ConceptVerdict, Stability, stability
 
 __all__ = [
     "split",

@@ -1,16 +1,21 @@
-"""Sparse dictionaries: an encoder, or a pursuit, gives few atoms to every embedding."""
+"""Sparse dictionaries: codes, atoms, and files of our own, of SAELens and of overcomplete."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from safetensors import safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
 
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Head
-from veridical.errors import InputError
+from veridical.core.files import write_file
+from veridical.errors import FormatError, InputError, NotApplicableError
 
 Activation = Literal["topk", "abstopk", "relu", "tanh_relu", "jumprelu"]
 
@@ -145,3 +150,267 @@ def _as_concepts(own: Dictionary | MatchingPursuit, head: Head, name: str) -> Co
     if atoms.shape[1] != head.dimension:
         raise InputError(f"dictionary atoms have {atoms.shape[1]} dimensions, the head has {head.dimension}")
     return Concepts(name, atoms[None], head.weight @ atoms.T, own, head.weight @ centre, centre[None])
+
+
+_ARRAYS = ("encoder", "encoder_bias", "decoder", "decoder_bias", "threshold", "scale")
+_PLAIN = ("activation", "active", "centred")
+
+
+def save(dictionary: Dictionary, path: str | Path) -> Path:
+    """Write a dictionary as one .safetensors file; its activation stands in the header.
+
+    Parameters
+    ----------
+    dictionary
+        What `train` gave, or `load`.
+    path
+        The file.
+
+    Returns
+    -------
+    Path
+        Where it was written.
+    """
+    held = {name: getattr(dictionary, name) for name in _ARRAYS}
+    arrays = {name: tensor.detach().contiguous() for name, tensor in held.items() if tensor is not None}
+    about = json.dumps({name: getattr(dictionary, name) for name in _PLAIN})
+    return write_file(path, to_bytes(arrays, {"dictionary": about}), private=False)
+
+
+def load(path: str | Path) -> Dictionary | MatchingPursuit:
+    """Read a dictionary: a file that `save` wrote, or a folder that SAELens wrote.
+
+    A plain .safetensors file of arrays `encoder` (atoms, D), `encoder_bias`, `decoder` (atoms, D) and
+    `decoder_bias` is read too, as a ReLU dictionary, or a JumpReLU one where it holds a `threshold`.
+
+    Parameters
+    ----------
+    path
+        A file or a folder.
+
+    Returns
+    -------
+    Dictionary or MatchingPursuit
+        Ready for `.concepts(head)` and for `vd.dictionaries`.
+
+    Raises
+    ------
+    FormatError
+        It is no dictionary, or of an architecture that cannot be read.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return load_saelens(place)
+    if not place.is_file():
+        raise FormatError(f"{place} is neither a file nor a folder")
+    with safe_open(place, "pt") as held:
+        arrays: dict[str, Tensor] = {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
+        about = json.loads((held.metadata() or {}).get("dictionary", "{}"))
+    missing = [name for name in _ARRAYS[:4] if name not in arrays]
+    unknown = sorted(set(arrays) - set(_ARRAYS)) + sorted(set(about) - set(_PLAIN))
+    if missing or unknown:
+        raise FormatError(
+            f"{place} is no dictionary: it lacks {', '.join(missing) or 'nothing'} and holds "
+            f"{', '.join(unknown) or 'nothing'} besides; expected {', '.join(_ARRAYS[:4])}"
+        )
+    usual = {"activation": "jumprelu" if "threshold" in arrays else "relu"}
+    parts: dict[str, Any] = {**arrays, **usual, **about}
+    found = Dictionary(**parts)
+    width, dimension = found.decoder.shape
+    shapes = {"encoder": (width, dimension), "encoder_bias": (width,), "decoder_bias": (dimension,)}
+    for name, shape in (shapes | {"threshold": (width,), "scale": (width,)}).items():
+        if name in arrays and arrays[name].shape != shape:
+            raise FormatError(f"{place}: {name} has shape {tuple(arrays[name].shape)}, expected {shape}")
+    return found
+
+
+def from_overcomplete(module: nn.Module) -> Dictionary:
+    """Read a trained module of the package overcomplete: SAE, TopKSAE, BatchTopKSAE or JumpSAE.
+
+    Its encoder must be one linear layer, with or without batch normalisation, which is folded into it.
+    """
+    own: Any = module
+    if own.training:
+        raise NotApplicableError("a module that is being trained changes when it is read: call .eval() first")
+    linear = [m for m in own.encoder.modules() if isinstance(m, nn.Linear)]
+    norms = [m for m in own.encoder.modules() if isinstance(m, nn.BatchNorm1d)]
+    known = (nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Identity, nn.ModuleList, nn.Sequential)
+    leaves = [m for m in own.encoder.modules() if not list(m.children())]
+    other = {type(m).__name__ for m in leaves if not isinstance(m, known)}
+    if len(linear) != 1 or len(norms) > 1 or other:
+        raise NotApplicableError(
+            f"the encoder has {len(linear)} linear layers, {len(norms)} norms and {sorted(other)} besides; "
+            "one linear layer, perhaps with batch normalisation, can be read"
+        )
+    with torch.no_grad():
+        encoder = linear[0].weight.clone()
+        bias = encoder.new_zeros(len(encoder)) if linear[0].bias is None else linear[0].bias.clone()
+        for norm in norms:
+            assert norm.running_var is not None
+            assert norm.running_mean is not None
+            stretch = torch.rsqrt(norm.running_var + norm.eps) * (1 if norm.weight is None else norm.weight)
+            encoder, bias = encoder * stretch[:, None], (bias - norm.running_mean) * stretch
+            bias = bias if norm.bias is None else bias + norm.bias
+        atoms = own.get_dictionary().detach().clone()
+        threshold, active, activation = None, None, "relu"
+        if hasattr(own, "thresholds"):
+            activation, threshold = "jumprelu", own.thresholds.exp()
+        elif hasattr(own, "threshold_momentum"):
+            if own.running_threshold is None:
+                raise NotApplicableError("a BatchTopKSAE has no threshold before it was trained")
+            activation, threshold = (
+                "jumprelu",
+                torch.as_tensor(own.running_threshold).expand(len(atoms)).clone(),
+            )
+        elif hasattr(own, "top_k"):
+            activation, active = "topk", int(own.top_k)
+    if threshold is not None:
+        # overcomplete keeps what reaches the threshold, a JumpReLU what exceeds it
+        threshold = torch.nextafter(threshold, torch.zeros_like(threshold))
+    centre = atoms.new_zeros(atoms.shape[1])
+    return Dictionary(encoder, bias, atoms, centre, activation, active, threshold, False)  # type: ignore[arg-type]
+
+
+_NEEDED = {
+    "standard": ("W_enc", "b_enc"),
+    "topk": ("W_enc", "b_enc"),
+    "abstopk": ("W_enc", "b_enc"),
+    "jumprelu": ("W_enc", "b_enc", "threshold"),
+    "gated": ("W_enc", "b_gate", "b_mag", "r_mag"),
+    "matching_pursuit": (),
+}
+"""Architectures that can be read, with the arrays each needs beside `W_dec` and `b_dec`."""
+
+_REFUSED = {
+    "transcoder": "a transcoder answers another layer than it reads",
+    "skip_transcoder": "a transcoder answers another layer than it reads",
+    "jumprelu_transcoder": "a transcoder answers another layer than it reads",
+    "jumprelu_skip_transcoder": "a transcoder answers another layer than it reads",
+    "temporal": "its codes depend on the texts before, not on one embedding",
+    "batchtopk": "its codes depend on the batch in training; write it with SAELens' save_inference_model",
+    "matryoshka_batchtopk": "its codes depend on the batch in training; write it with SAELens' "
+    "save_inference_model",
+}
+"""Architectures that are no dictionary of one layer by themselves, with why."""
+
+_ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "topk": "topk", "tanh-relu": "tanh_relu"}
+"""Activations that a standard dictionary may name; releases before 6 wrote TopK so."""
+
+
+def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
+    """Read a dictionary that SAELens wrote; `.concepts(head)` makes an explanation of it.
+
+    Standard, TopK, AbsTopK, JumpReLU (which BatchTopK and Matryoshka are saved as), gated and
+    matching-pursuit ones can be read; transcoders, which answer another layer than they read, are refused.
+    Arrays are `W_enc` (D, atoms), `b_enc` (atoms,), `W_dec` (atoms, D), `b_dec` (D,), and others by
+    architecture.
+
+    Parameters
+    ----------
+    folder
+        With `cfg.json` and `sae_weights.safetensors`.
+
+    Returns
+    -------
+    Dictionary or MatchingPursuit
+        The same function of embeddings as SAELens'.
+
+    Raises
+    ------
+    FormatError
+        A file or array is missing, or the architecture cannot be read: the message says why.
+    """
+    place = Path(folder)
+    for name in ("cfg.json", "sae_weights.safetensors"):
+        if not (place / name).is_file():
+            raise FormatError(f"{place} holds no {name}; expected a folder that SAELens wrote")
+    from safetensors.torch import load_file
+
+    config: dict[str, Any] = json.loads((place / "cfg.json").read_text())
+    tensors = load_file(place / "sae_weights.safetensors")
+    architecture = str(config.get("architecture", "standard"))
+    if architecture not in _NEEDED:
+        why = _REFUSED.get(architecture, "which is not known here")
+        raise FormatError(
+            f"the dictionary's architecture is '{architecture}': {why}; {', '.join(_NEEDED)} can be read"
+        )
+    wanted = ("W_dec", "b_dec", *_NEEDED[architecture])
+    missing = [n for n in wanted if n not in tensors]
+    if missing:
+        raise FormatError(f"{place / 'sae_weights.safetensors'} lacks {', '.join(missing)}")
+    _fold_scales(config, tensors)
+    centred = bool(config.get("apply_b_dec_to_input", True))
+    decoder, decoder_bias = tensors["W_dec"], tensors["b_dec"]
+    if architecture == "matching_pursuit":
+        return MatchingPursuit(
+            decoder,
+            decoder_bias if centred else decoder_bias * 0,  # it is added only where it was taken away
+            float(config.get("residual_threshold", 1e-2)),
+            config.get("max_iterations") or decoder.shape[1],
+            bool(config.get("stop_on_duplicate_support", True)),
+            centred,
+        )
+    encoder, bias, threshold = tensors["W_enc"].T, tensors.get("b_enc"), tensors.get("threshold")
+    activation: Activation = "relu"
+    if architecture == "gated":
+        # open where x W + b_gate > 0: a threshold on what the magnitude's encoder answers
+        stretch = tensors["r_mag"].exp()
+        encoder, bias = encoder * stretch[:, None], tensors["b_mag"]
+        activation, threshold = "jumprelu", bias - tensors["b_gate"] * stretch
+    elif architecture == "standard":
+        named = str(config.get("activation_fn_str") or config.get("activation_fn") or "relu")
+        if named not in _ACTIVATIONS:
+            raise FormatError(f"the activation is '{named}'; {', '.join(_ACTIVATIONS)} can be read")
+        activation = _ACTIVATIONS[named]
+    else:
+        activation = architecture  # type: ignore[assignment]
+    active = config.get("k") or (config.get("activation_fn_kwargs") or {}).get("k")
+    if activation not in ("topk", "abstopk"):
+        active = None
+    elif active is None:
+        raise FormatError(f"a {activation} dictionary must say how many atoms are active: 'k' in cfg.json")
+    assert bias is not None
+    if config.get("rescale_acts_by_decoder_norm") and architecture in ("topk", "abstopk"):
+        # which atoms are largest is decided as if the decoder's had length 1
+        length = decoder.norm(dim=-1).clamp(min=1e-30)
+        encoder, bias, decoder = encoder * length[:, None], bias * length, decoder / length[:, None]
+    return Dictionary(
+        encoder.contiguous(),
+        bias,
+        decoder,
+        decoder_bias,
+        activation,
+        None if active is None else int(active),
+        threshold if activation == "jumprelu" else None,
+        centred,
+        _finetuned(config, tensors),
+    )
+
+
+def _fold_scales(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Take a fixed scale of the activations into the weights; what follows each activation is refused."""
+    how = config.get("normalize_activations") or "none"
+    how = "expected_average_only_in" if how is True else how  # as releases before 6 wrote it
+    factor = config.get("norm_scaling_factor")
+    if how == "expected_average_only_in" and factor is not None:
+        tensors["W_dec"], tensors["b_dec"] = tensors["W_dec"] / factor, tensors["b_dec"] / factor
+        config["residual_threshold"] = config.get("residual_threshold", 1e-2) / factor
+        if "W_enc" in tensors:
+            tensors["W_enc"] = tensors["W_enc"] * factor
+    elif how != "none":
+        raise FormatError(
+            f"the dictionary expects activations normalised by '{how}'; fold the scale into its weights first"
+        )
+    reshaped = config.get("reshape_activations") or "none"
+    if reshaped != "none":
+        raise FormatError(f"the dictionary reshapes activations by '{reshaped}'; it reads no single layer")
+
+
+def _finetuned(config: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
+    """What finetuned dictionaries of older releases multiply codes by before they decode."""
+    if not config.get("finetuning_scaling_factor"):
+        return None
+    for name in ("finetuning_scaling_factor", "scaling_factor"):
+        if name in tensors:
+            return tensors[name]
+    raise FormatError("the dictionary is finetuned and its weights lack finetuning_scaling_factor")

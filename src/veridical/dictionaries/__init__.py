@@ -1,7 +1,6 @@
 """Sparse dictionaries with truth and controls: train them, read them, and learn which metric to believe."""
 
-from veridical.concepts.dictionary import Dictionary
-from veridical.concepts.dictionary_files import from_overcomplete, load, load_saelens, save
+from veridical.concepts.dictionary import Dictionary, from_overcomplete, load, load_saelens, save
 from veridical.concepts.dictionary_training import BatchTopK, Recipe, ReLU, Stream, TopK, Trained, train
 from veridical.dictionaries.bench import Bench, Subject, activations
 from veridical.dictionaries.controls import controls, damaged, family

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from veridical.concepts import Comparison, Concepts, Embeddings, split
-from veridical.concepts.comparison import COLUMNS
+from veridical.concepts.comparison import COLUMNS, Place
 from veridical.concepts.measures import HIGHER, LABELS, Judgement, shown
 from veridical.concepts.plots import patch, strongest
-from veridical.concepts.verdict import Place
 from veridical.errors import VeridicalError
 from veridical.fidelity import RobustnessTable
 from veridical.qge import Standing
