@@ -127,7 +127,18 @@ class Consistencies:
 
 
 def meta_consistency(vector: Tensor) -> Tensor:
-    """MC = m . 1 / 4 over the last dimension (eq. 9)."""
+    """Average the four consistencies: MC = m . 1 / 4 over the last dimension (eq. 9).
+
+    Parameters
+    ----------
+    vector
+        Entries (..., 4): IAC_NR, IAC_AR, IEC_NR, IEC_AR.
+
+    Returns
+    -------
+    Tensor
+        The meta-consistency (...), NaN where an entry is.
+    """
     if vector.shape[-1] != 4:
         raise ShapeError(f"a meta-evaluation vector has 4 entries, got shape {tuple(vector.shape)}")
     return vector.mean(-1)
@@ -144,10 +155,28 @@ def consistencies(
     published: bool = False,
     average_first: bool = False,
 ) -> Consistencies:
-    """The four consistencies, mean over draws and explainers that have a value.
+    """Compute the four consistencies, mean over draws and explainers that have a value.
 
-    `average_first` takes IEC as eq. 6 prints it: each sample's scores are averaged over the draws that kept
-    it before anything is compared; otherwise every draw is compared and the shares are averaged.
+    Parameters
+    ----------
+    base
+        Unperturbed scores (..., L, N).
+    near, far
+        Scores (..., K, L, N) under slight and under disruptive noise.
+    kept_near, kept_far
+        The samples (..., K, N) that count: whose prediction held, and whose changed.
+    direction
+        Whether higher scores are better.
+    published
+        Count larger scores as reactive whatever the direction, as the published program does.
+    average_first
+        Take IEC as eq. 6 prints it: each sample's scores are averaged over the draws that kept it before
+        anything is compared; otherwise every draw is compared and the shares are averaged.
+
+    Returns
+    -------
+    Consistencies
+        The four entries (...), and effects that do not depend on the number of samples.
     """
     p_near, r_near = intra_consistency(base, near, kept_near)
     p_far, r_far = intra_consistency(base, far, kept_far)

@@ -257,12 +257,30 @@ def calibrate(
     draws: int = DRAWS,
     disrupted: float | None = None,
 ) -> Calibrated:
-    """The smallest noise that disrupts (AR), or the largest that changes at most 5% (NR).
+    """Find the smallest noise that disrupts (AR), or the largest that changes at most 5% (NR).
 
-    Disrupted means that the mean share of changed predictions reaches min(0.5, 0.8 (1 - 1/C)), or the share
-    `disrupted`. The amount
-    doubles from 1/4096 of the largest allowed until it is passed, then the interval is halved four times (on
-    a log scale). Asked of at most 256 samples; found once per task.
+    The amount doubles from 1/4096 of the largest allowed until it is passed, then the interval is halved four
+    times (on a log scale). At most 256 samples are evaluated; found once per task.
+
+    Parameters
+    ----------
+    task
+        The model and the samples.
+    test
+        "ipt" for noise on inputs, "mpt" for noise on weights.
+    mode
+        "nr" or "ar".
+    epsilon
+        How far an output must move for a prediction of a regression to have changed.
+    seed, draws
+        The seed of the draws, and how many are averaged at each amount.
+    disrupted
+        The share of changed predictions that counts as disrupted; by default min(0.5, 0.8 (1 - 1/C)).
+
+    Returns
+    -------
+    Calibrated
+        The amount, the share of predictions it changes, and whether the target was reached.
     """
 
     def search() -> Calibrated:

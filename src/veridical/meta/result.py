@@ -269,9 +269,24 @@ class MetaEvaluation:
         return pd.DataFrame(rows)
 
     def compare(self, test: str = MEAN) -> pd.DataFrame:
-        """Every pair of metrics: the difference of their MC, its interval, and p corrected after Holm.
+        """Compare every pair of metrics: the difference of their MC, its interval, and p after Holm.
 
         Pairs share their resamples, so the difference is paired; p comes from its bootstrap standard error.
+
+        Parameters
+        ----------
+        test
+            The test to compare by, or "mean" of IPT and MPT.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per pair.
+
+        Raises
+        ------
+        InputError
+            If there are no resamples, or fewer than two metrics.
         """
         import pandas as pd
 
@@ -391,7 +406,18 @@ FLAGS = ("explanations", "published", "average_first", "resamples", "level", "se
 
 
 def load(path: str | Path) -> MetaEvaluation:
-    """Read what `save` wrote."""
+    """Read a meta-evaluation from disk.
+
+    Parameters
+    ----------
+    path
+        The file that `MetaEvaluation.save` wrote.
+
+    Returns
+    -------
+    MetaEvaluation
+        The same result, with all its scores.
+    """
     return unpacked(*files.load_tensors(path, KIND))
 
 
@@ -451,10 +477,25 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
 
 
 def joined(results: Sequence[MetaEvaluation]) -> MetaEvaluation:
-    """One result of several that differ in their iterations only, in the order of those.
+    """Join results that differ in their iterations only, in the order of those.
 
     Counts are sums: each part made the explanations of its own unperturbed task. A metric that failed in
     one part is left out of the whole.
+
+    Parameters
+    ----------
+    results
+        Parts of one meta-evaluation, as of `meta_evaluate(..., iterations=range(2, 3))`.
+
+    Returns
+    -------
+    MetaEvaluation
+        As one call would have given it.
+
+    Raises
+    ------
+    InputError
+        If there is none, or they share an iteration or differ in anything else.
     """
     if not results:
         raise InputError("give at least one result to join")

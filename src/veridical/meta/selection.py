@@ -21,10 +21,23 @@ MARGIN = 2.0
 
 
 def by_category(result: MetaEvaluation, test: str = MEAN) -> pd.DataFrame:
-    """Metrics of each category, best first; `wins` marks a lead over the last of at least 2 deviations.
+    """Rank the metrics of each category by their meta-consistency.
 
-    The deviation is the larger of the two metrics' own, over iterations: with fewer than two nobody wins. Nor
-    does a metric that does not read the explanation.
+    A metric wins its category if it leads the last by at least 2 deviations, the larger of the two metrics'
+    own, over iterations: with fewer than two nobody wins. Nor does a metric that does not read the
+    explanation.
+
+    Parameters
+    ----------
+    result
+        What `meta_evaluate` gave.
+    test
+        The test to rank by, or "mean" of IPT and MPT.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per metric, best first in its category, with `wins`.
     """
     import pandas as pd
 
@@ -68,8 +81,30 @@ def search_settings(
 ) -> tuple[AnyMetric, MetaEvaluation]:
     """Find the settings of a metric with the highest MC: all combinations, under the same perturbations.
 
-    Gives the best metric and the whole result, whose labels name the settings. Options are those of
-    `meta_evaluate`. Settings that do not read the explanation cannot win.
+    Settings that do not read the explanation cannot win.
+
+    Parameters
+    ----------
+    task
+        The model and the samples.
+    metric
+        The metric's name or class.
+    settings
+        The values to try of every setting, as {"runs": [50, 100]}.
+    explainers
+        As for `meta_evaluate`.
+    **options
+        Those of `meta_evaluate`.
+
+    Returns
+    -------
+    tuple of metric and MetaEvaluation
+        The best metric, and the whole result, whose labels name the settings.
+
+    Raises
+    ------
+    InputError
+        If nothing is to be tried, or no combination has a meta-consistency.
     """
     if not settings or not all(settings.values()):
         raise InputError("give at least one setting with values to try, as {'runs': [50, 100]}")
