@@ -13,8 +13,7 @@ from tests.reference.small_models import Convolution, mlp
 from veridical.errors import InputError, ModelError, ShapeError
 from veridical.explainers import Gradient, IntegratedGradients
 from veridical.models.plan import float32_products
-from veridical.models.predictor import Plan, Predictor, plain_output
-from veridical.models.private_copy import Snapshot
+from veridical.models.predictor import Plan, plain_output
 
 ROWS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 
@@ -71,17 +70,6 @@ def test_every_flag_is_restored_after_an_exception() -> None:
     assert [m.training for m in model.modules()] == before
     assert (torch.get_num_threads(), torch.backends.cudnn.enabled) == (threads, enabled)
     assert not torch.is_inference_mode_enabled()
-
-
-def test_gradients_are_on_only_where_asked_for() -> None:
-    task = vd.Task(mlp(), ROWS)
-    with task.session() as model:
-        assert not model(ROWS).requires_grad
-    with task.session(grad=True) as model, torch.no_grad():
-        pass
-    with torch.no_grad(), task.session(grad=True) as model:
-        assert model(ROWS).requires_grad
-    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("precision", ["tf32", "float32"])
@@ -143,12 +131,6 @@ def test_rows_backward_are_counted() -> None:
     assert vd.explain(IntegratedGradients(steps=5), task).cost == vd.models.Cost(100, 100)
     assert vd.explain("random", task).cost == vd.models.Cost(0, 0)
     assert vd.explain("occlusion", task).cost == vd.models.Cost(80, 0)
-
-
-def test_what_the_task_wants_to_know_is_nobodys_cost() -> None:
-    task = vd.Task(mlp(), ROWS)
-    _ = task.outputs, task.targets, task.predictions
-    assert task.predictor.meter.cost == vd.models.Cost()
 
 
 def test_scores_cost_one_row_a_mask_and_sample() -> None:
@@ -344,14 +326,6 @@ def test_answers_that_are_not_finite_are_refused(bad: float) -> None:
     masked = vd.Task(Odd(), ROWS, fill=9.0)
     with pytest.raises(ModelError, match="NaN or infinity"):
         vd.score("pixel_flipping", masked, torch.rand(20, 4))
-
-
-def test_predictors_share_meter_and_plan_with_those_they_make() -> None:
-    base = Predictor(Snapshot(mlp()), plain_output, torch.device("cpu"), Plan(rows=8))
-    other = base.with_model(mlp(seed=1))
-    other.outputs(ROWS)
-    assert base.meter.cost.forward == 20
-    assert other.plan is base.plan
 
 
 def test_a_side_input_may_be_called_as_we_call_the_rows():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.gef import changed_copy, noisy
-from tests.reference.small_models import Convolution, Recurrent, Text, Tied, mlp
+from tests.reference.small_models import Convolution, Recurrent, Tied, mlp
 from veridical.core.key import Key, parameter_noise
 from veridical.errors import InputError, NotApplicableError, UnknownNameError, VeridicalWarning
 from veridical.models.randomised_layers import cascade, randomised
@@ -215,11 +215,6 @@ def test_steps_walk_the_straight_path(step: float) -> None:
     torch.testing.assert_close(world.outputs, changed_copy(model, part)(x).detach())
 
 
-def test_buffers_get_no_noise() -> None:
-    model, _ = made("batch norm")
-    assert set(NoiseSource(model)(KEY)) == {n for n, _ in model.named_parameters()}
-
-
 def test_noise_upon_noise_uses_the_users_names_and_the_noisy_values() -> None:
     model, x = made("plain")
     task = vd.Task(model, x)
@@ -332,15 +327,3 @@ def test_an_unknown_layer_is_named_with_the_nearest() -> None:
     model, _ = made("batch norm")
     with pytest.raises(UnknownNameError, match="did you mean 'conv'"):
         randomised(model, ["convv"], KEY)
-
-
-def test_embeddings_under_noise_are_made_by_the_noisy_weights() -> None:
-    torch.manual_seed(0)
-    model = Text()
-    tokens = torch.randint(0, 20, (3, 5))
-    tensors = noisy(model, 0.4, KEY)
-    task = vd.Task(model, tokens).with_weights(tensors)
-    twin = changed_copy(model, tensors)
-    at = task.at_embeddings()
-    torch.testing.assert_close(at.inputs, twin.words(tokens).detach())
-    torch.testing.assert_close(at.outputs, twin(tokens).detach())

@@ -139,14 +139,6 @@ def test_rules_equal_their_masks_written_out(rows: int) -> None:
     torch.testing.assert_close(got, probe(task, Given(written), key=KEY), atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("sizes", [torch.tensor([5]), torch.full((6, 1), 5)])
-def test_one_size_for_all_takes_the_same_features_as_sorting_does(sizes: Tensor) -> None:
-    ids = torch.arange(6)
-    removed = RandomSubsets(KEY, ids, 16, 9, sizes).removed(slice(2, 6), slice(3, 8))
-    ranks = keyed.random_keys(KEY, ids[2:6], torch.arange(3, 8), 16).argsort(-1).argsort(-1)
-    assert torch.equal(removed, ranks < 5)
-
-
 def test_shared_masks_serve_every_sample() -> None:
     task = image_task()
     masks = random_masks(task)[0]
@@ -218,19 +210,6 @@ def test_steps_that_change_nothing_tie_by_construction(fill: fills.Fill) -> None
     alone = probe(task, Given(single), key=KEY, with_clean=True)
     assert bool((alone[:, 1:] == alone[:, :1])[black].all())
     assert not bool((alone[:, 1:] == alone[:, :1])[~black].all())
-
-
-def test_without_the_construction_those_ties_would_break() -> None:
-    """The jitter is large enough to matter: rounding alone leaves some of the ties broken."""
-    task = vd.Task(Noisy(), half_black(), plan=Plan(rows=8))
-    single = torch.eye(16, dtype=torch.bool).expand(6, 16, 16)
-    loose = round_to_grid(
-        torch.stack(
-            [task.predictor.outputs(torch.where(single[:, m], 0.0, task.inputs))[:, 0] for m in range(16)], 1
-        )
-    )
-    clean = round_to_grid(task.outputs[:, :1])
-    assert not bool((loose == clean)[task.inputs == 0].all())
 
 
 def test_responses_lie_on_the_grid() -> None:

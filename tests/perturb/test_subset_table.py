@@ -175,38 +175,6 @@ def test_on_eight_columns_whoever_asks_by_masks_asks_each_once() -> None:
     assert meter.forward - before <= 3 * (2**n - 1) * rows
 
 
-def test_the_removal_line_of_an_audit_asks_no_mask_twice() -> None:
-    """Its metrics on every method and control, under several seeds: at most 2^8 masks per sample and fill."""
-    task = columns(8)
-    _ = task.outputs
-    before = task.predictor.meter.forward
-    memo = Memo()
-    methods = ("exact_shapley", "lime", "occlusion", "gradient", "constant")
-    maps = [explainer_registry.make(name)(task, memo=memo) for name in methods]
-    maps += [vd.explain("random", task, seed=seed) for seed in range(4)]
-    maps += [task_map(task, task.inputs.abs())]
-    gradient = sum(e.cost.forward for e in maps if e.explainer == "gradient")
-    for e in maps:
-        for name in ("rfid_plus", "rfid_minus", "qge:pixel_flipping", "qge:faithfulness_correlation"):
-            for seed in (0, 1):
-                metric_registry.make(name)(task, e, vd.core.Key(seed), memo)  # type: ignore[operator]
-    assert task.predictor.meter.forward - before - gradient <= 3 * (2**8 - 1) * 5
-
-
-def test_all_fidelity_metrics_of_a_judge_ask_its_masks_once(tmp_path) -> None:
-    task = columns(8)
-    labelled = vd.Task(task.model, task.inputs, train=(task.train, task.model(task.train).argmax(-1)))
-    judge = vd.fidelity.finetune(labelled, beta=0.3, epochs=1, cache=tmp_path)
-    _ = judge.on(labelled).outputs
-    meter = labelled.predictor.meter
-    before, memo = meter.forward, Memo()
-    for seed in range(3):
-        maps = task_map(labelled, torch.rand(3, 8))
-        for sign in ("plus", "minus"):
-            FFid(sign, finetuned=judge, beta=0.3)(labelled, maps, vd.core.Key(seed), memo)
-    assert meter.forward - before <= 3 * (2**8 - 1) * 5
-
-
 def test_subsets_and_other_targets_share_the_answers() -> None:
     task = columns(5)
     memo, metric = Memo(), vd.api.as_metric("pixel_flipping")
@@ -290,15 +258,6 @@ def test_short_texts_among_long_ones_are_exact() -> None:
 
 def fresh(task: vd.Task) -> vd.Task:
     return vd.Task(task.model, task.inputs, space=task.space, fill=task.fill)
-
-
-def test_a_task_of_mixed_lengths_keeps_its_short_samples() -> None:
-    task = tokens(8)
-    maps = torch.rand(3, 14)
-    memo, metric = Memo(), vd.api.as_metric("pixel_flipping")
-    first, again = (metric(task, vd.explain(maps, task), memo=memo) for _ in range(2))
-    assert torch.equal(first.values, again.values)
-    assert first.cost.forward > again.cost.forward > 0
 
 
 def test_ties_share_the_draws_of_rfid() -> None:
