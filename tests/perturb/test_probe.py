@@ -21,7 +21,6 @@ from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.models.predictor import Plan
 from veridical.perturb import fills
-from veridical.perturb.backgrounds import _WORTH_IT, _by_bits
 from veridical.perturb.fills import NeighbourMean, NoisyLinear
 from veridical.perturb.probe import blocks, probe
 from veridical.perturb.rules import Given, RandomSubsets, RankThreshold, step_counts
@@ -345,21 +344,3 @@ def test_an_explanation_of_other_features_or_samples_is_refused() -> None:
     with pytest.raises(InputError, match="ids are not the task's"):
         explanation.matching(task[[1, 0, 2, 3, 4]])
     assert explanation.take(torch.tensor([1, 0])).matching(task[[1, 0]]).ids.tolist() == [1, 0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8])
-@pytest.mark.parametrize("size", [3, 300])
-def test_rows_are_written_bit_for_bit(dtype: torch.dtype, size: int) -> None:
-    drawn = torch.Generator().manual_seed(size)
-    own, other = (
-        torch.randint(0, 200, (n, 1, r, size), generator=drawn).to(dtype) for n, r in ((5, 1), (1, 2))
-    )
-    if dtype.is_floating_point:
-        own[0, ..., :3] = torch.tensor([-0.0, torch.nan, torch.inf])
-        other[..., 1:3] = torch.tensor([-torch.inf, torch.nan])
-    removed = torch.rand(5, 7, 1, size, generator=drawn) < 0.5
-    out = torch.empty(5, 7, 2, size, dtype=dtype)
-    _by_bits(removed, other, own, out)
-    expected = torch.where(removed, other, own)
-    assert out.view(torch.uint8).equal(expected.view(torch.uint8))
-    assert (out.numel() >= _WORTH_IT) == (size == 300)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _FIXED = (Constant, Zero, Token, Mean)
 """Fills that show one and the same for all samples and draws; a fill made of one of them may do otherwise."""
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_WORTH_IT = 2**13  # numbers from which on the steps cost less than guessing
 _FACTS_KEPT = 2**26  # features of all samples of which it is kept whether they matter: 64 MB
 
 
@@ -60,8 +58,7 @@ class Backgrounds:
             each = removed[:, :, 0].expand(*out.shape[:2], *removed.shape[3:])
             out.copy_(self.fill.impute_masks(x, each, self._task.draw_ids[rows], self.key).view_as(out))
             return
-        shown = _by_bits if self._task.predictor.on_host else _by_choice
-        shown(removed, self(rows)[:, None], x[:, None, None], out)
+        torch.where(removed, self(rows)[:, None], x[:, None, None], out=out)
 
     def matters(self) -> Tensor | None:
         """(N, V): whether removing a feature changes its input at all; None where masks decide that."""
@@ -84,22 +81,6 @@ class Backgrounds:
             changes.append(differs.any(1))
         matters = task.space.anywhere(torch.cat(changes))
         return matters if task.space.valid is None else matters & task.space.valid
-
-
-def _by_choice(removed: Tensor, other: Tensor, own: Tensor, out: Tensor) -> None:
-    """Write the others where `removed`, else one's own."""
-    torch.where(removed, other, own, out=out)
-
-
-def _by_bits(removed: Tensor, other: Tensor, own: Tensor, out: Tensor) -> None:
-    """The same on a CPU, where a choice guesses each truth: five times as slow where masks are random."""
-    bits = _BITS.get(out.element_size())
-    if bits is None or out.numel() < _WORTH_IT or other.dtype != own.dtype:
-        return _by_choice(removed, other, own, out)
-    mine, written = own.view(bits), out.view(bits)
-    gone = removed.view(torch.uint8).to(bits).neg_()  # all bits of a number, or none
-    torch.bitwise_and(mine ^ other.view(bits), gone, out=written).bitwise_xor_(mine)
-    return None
 
 
 def fill_state(task: Task, fill: Fill) -> Tensor | None:
