@@ -27,7 +27,7 @@ from veridical.auditing.effort import EFFORTS
 from veridical.auditing.evidence import ALPHA, HERE, SIZE, corrected
 from veridical.explainers import as_explainer
 from veridical.testing import red_team
-from veridical.testing.cheats import CHEATS
+from veridical.testing.red_team import CHEATS
 
 WITHOUT_DESCRIPTION = {"gef_draws": 0, "meta_samples": 0, "standing_samples": 0}
 """What describes does not decide."""

@@ -29,7 +29,7 @@ from veridical.auditing.model_randomisation import marks, on, other_models
 from veridical.core.key import Key
 from veridical.explainers import Explainer, as_explainer
 from veridical.models.context import Context
-from veridical.testing import cheats
+from veridical.testing import red_team as cheats
 from veridical.testing.red_team import RedTeamMember
 from veridical.values.task import Task
 

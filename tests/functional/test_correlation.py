@@ -23,7 +23,7 @@ from veridical.functional import (
     positions,
     spearman,
 )
-from veridical.functional.kendall import _inversions, _pair_counts
+from veridical.functional.correlation import _inversions, _pair_counts
 
 
 def test_ranks_agree_with_scipy():

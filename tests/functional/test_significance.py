@@ -18,11 +18,11 @@ from veridical.errors import InputError
 from veridical.functional import (
     betting_p,
     betting_wealth,
-    bootstrap,
     bootstrap_interval,
     holm,
     isotonic_fit,
     signed_rank,
+    significance,
 )
 from veridical.functional.significance import STAKES
 
@@ -230,7 +230,7 @@ def test_draws_depend_on_the_seed_alone(statistic, monkeypatch):
     state = torch.get_rng_state()
     whole = bootstrap_interval(x, resamples=100, statistic=statistic)
     assert torch.equal(torch.get_rng_state(), state)
-    monkeypatch.setattr(bootstrap, "_ENTRIES_AT_ONCE", 1)
+    monkeypatch.setattr(significance, "_ENTRIES_AT_ONCE", 1)
     for got, again in zip(whole, bootstrap_interval(x, resamples=100, statistic=statistic), strict=True):
         cases.assert_same(got, again)
     for i in range(5):

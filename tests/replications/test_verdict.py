@@ -10,7 +10,7 @@ from replications.common import ROOT
 from replications.verdict import audits, betting, groups, worlds
 from veridical.auditing.evidence import SIZE
 from veridical.functional import betting_p
-from veridical.testing.cheats import CHEATS
+from veridical.testing.red_team import CHEATS
 
 
 def test_all_parts_are_programs() -> None:

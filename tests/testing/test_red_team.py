@@ -7,8 +7,7 @@ import veridical as vd
 from veridical.errors import UnknownNameError
 from veridical.explainers import as_explainer
 from veridical.testing import MODALITIES, RedTeamMember, check_explainer, red_team, tiny_task
-from veridical.testing.cheats import CHEATS
-from veridical.testing.class_statistics import unusual, weight_of_evidence
+from veridical.testing.red_team import CHEATS, unusual, weight_of_evidence
 from veridical.values.task import Task
 
 EVERYWHERE = {"moving_noise", "input_hash", "negated", "other_class", "constant", "label_leak"}

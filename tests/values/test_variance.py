@@ -14,7 +14,7 @@ import veridical as vd
 from veridical.core import key as keyed
 from veridical.errors import InputError
 from veridical.metrics.base import Metric, Outcome, registry
-from veridical.values.variance import SOURCES, Variance
+from veridical.values.scores import SOURCES, Variance
 
 SD = {"samples": 3.0, "draws": 1.0, "fill": 3.0, "tie orders": 2.0}
 NOWHERE = torch.zeros(1, dtype=torch.int64)

@@ -16,7 +16,7 @@ from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.grid import as_features, time_axis
 from veridical.explainers.prompts import asks_prompts, lengths
 from veridical.models.context import Context
-from veridical.perturb.backgrounds import Backgrounds
+from veridical.perturb.fills import Backgrounds
 from veridical.values.task import Task
 
 

@@ -21,7 +21,7 @@ from veridical.functional.devices import at_a_time
 from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.predictor import check_finite, repeat_side, take_side
-from veridical.perturb.backgrounds import fill_state
+from veridical.perturb.fills import fill_state
 from veridical.perturb.probe import blocks, probe
 from veridical.values.task import Task
 

@@ -1,17 +1,44 @@
 """Pure tensor maths along the last dimension: any batch in front, float64 inside, `where=` masks."""
 
-from ._rows import has_spread
-from .bootstrap import Interval, bootstrap_interval
-from .concentration import entropy, gini, histogram_entropy
-from .correlation import centred_ranks, cosine, partial_rank_correlation, pearson, spearman
-from .distances import cosine_distance, euclidean, rms_normalise
-from .image_similarity import ssim
-from .isotonic import isotonic_fit
-from .kendall import kendall_tau_b
-from .ranks import average_ranks, positions
-from .responses import area_under_curve, round_to_grid
-from .selection import GroupStep, LeadingGroup, best_probability, leading_group, mean_units
-from .significance import SignedRank, betting_p, betting_wealth, holm, signed_rank, win_units
+from veridical.functional._rows import has_spread
+from veridical.functional.correlation import (
+    average_ranks,
+    centred_ranks,
+    cosine,
+    kendall_tau_b,
+    partial_rank_correlation,
+    pearson,
+    positions,
+    spearman,
+)
+from veridical.functional.maps import (
+    cosine_distance,
+    entropy,
+    euclidean,
+    gini,
+    histogram_entropy,
+    rms_normalise,
+    ssim,
+)
+from veridical.functional.responses import area_under_curve, round_to_grid
+from veridical.functional.selection import (
+    GroupStep,
+    LeadingGroup,
+    best_probability,
+    leading_group,
+    mean_units,
+)
+from veridical.functional.significance import (
+    Interval,
+    SignedRank,
+    betting_p,
+    betting_wealth,
+    bootstrap_interval,
+    holm,
+    isotonic_fit,
+    signed_rank,
+    win_units,
+)
 
 __all__ = [
     "GroupStep",

@@ -1,12 +1,105 @@
-"""Linear, rank and partial rank correlation of paired rows, and the flag that says why one is undefined."""
+"""Ranks, and how two rows of numbers agree: Pearson, Spearman, partial rank correlation, Kendall's tau-b.
+
+Kendall's takes n log n, for one row of millions or millions of rows.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._rows import SMALLEST, align, as_double, has_spread, nan_where, over_largest, varies, whole_largest
-from .ranks import average_ranks
+from veridical.functional._rows import (
+    SMALLEST,
+    align,
+    as_double,
+    has_spread,
+    nan_where,
+    over_largest,
+    varies,
+    whole_largest,
+)
+
+
+class TiedRuns(NamedTuple):
+    """A sorted row seen as runs of equal values: where the run of each sorted entry begins and ends."""
+
+    order: Tensor
+    first: Tensor
+    last: Tensor
+
+
+def run_begins(ordered: Tensor) -> Tensor:
+    """Mark the first entry of each run of equal values in sorted rows; every NaN is a run of its own."""
+    begins = torch.ones(ordered.shape, dtype=torch.bool, device=ordered.device)
+    begins[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    return begins
+
+
+def ties_along(ascending: Tensor, count: Tensor | int) -> Tensor:
+    """Which places tie with the one before (N, V), of values in ascending order of which `count` exist."""
+    place = torch.arange(ascending.shape[-1], device=ascending.device)
+    return ~run_begins(ascending) & (place < (count if isinstance(count, int) else count[:, None]))
+
+
+def tied_runs(x: Tensor) -> TiedRuns:
+    """Sort rows and find their runs of equal values; NaN sorts last."""
+    n = x.shape[-1]
+    ordered, order = torch.sort(x, dim=-1, stable=True)
+    place = torch.arange(n, device=x.device)
+    begins = run_begins(ordered)
+    first = torch.where(begins, place, 0).cummax(-1).values
+    # A run ends one before the next begins: the nearest beginning to the right, found from the far end.
+    beginnings_from_end = torch.where(begins, place, n)[..., 1:].flip(-1)
+    last = torch.full_like(first, n - 1)
+    last[..., :-1] = beginnings_from_end.cummin(-1).values.flip(-1) - 1
+    return TiedRuns(order, first, last)
+
+
+def average_ranks(x: Tensor, where: Tensor | None = None) -> Tensor:
+    """Rank each row from 1 upwards, tied values sharing the mean of the ranks they cover.
+
+    `rank(x_i) = #{j: x_j < x_i} + (#{j: x_j = x_i} + 1) / 2` over the valid entries j.
+    Masked entries get NaN; a NaN among the valid entries makes its whole row NaN, since it has no place.
+
+    >>> average_ranks(torch.tensor([10.0, 30.0, 10.0, 20.0])).tolist()
+    [1.5, 4.0, 1.5, 3.0]
+    """
+    # single precision has the same order in half the bytes
+    single = isinstance(x, Tensor) and x.dtype == torch.float32
+    if where is None:
+        x = x.detach() if single and x.dim() else align(None, x=x)[0]
+        return _shared_ranks(x).masked_fill_(x.isnan().any(-1, keepdim=True), torch.nan)
+    wide, valid = align(where, x=x)
+    x = x.detach().expand(wide.shape) if single else wide
+    unknown = (valid & wide.isnan()).any(-1, keepdim=True)
+    # Masked entries become NaN because NaN alone sorts behind a valid infinity.
+    return nan_where(~valid | unknown, _shared_ranks(nan_where(~valid, x)))
+
+
+def _shared_ranks(x: Tensor) -> Tensor:
+    """The mean of the ranks each entry's equals cover; what NaN gets means nothing."""
+    if x.shape[-1] == 0:
+        return x.double()
+    order, first, last = tied_runs(x)
+    # a run from place p to place q (counted from 0) covers the ranks p + 1 to q + 1
+    shared = (first + last).double().div_(2).add_(1)
+    return torch.empty_like(shared).scatter_(-1, order, shared)
+
+
+def positions(order: Tensor) -> Tensor:
+    """Invert a permutation: where each item of a ranking stands in it.
+
+    `positions(order)[order[i]] = i`, for each row.
+
+    >>> positions(torch.tensor([2, 0, 1])).tolist()
+    [1, 2, 0]
+    """
+    order = order.detach().to(torch.long)
+    place = torch.arange(order.shape[-1], device=order.device).expand(order.shape)
+    return torch.empty_like(order).scatter_(-1, order, place)
+
 
 # A rank vector that differs from another by one swap leaves a squared residual of about 24 / n^3, and
 # rounding leaves about 1e-31: this line stands between the two for every n below 10^8.
@@ -147,3 +240,116 @@ def _cosine(x: Tensor, y: Tensor) -> Tensor:
 def _unit(x: Tensor) -> Tensor:
     length = x.square().sum(-1, keepdim=True).sqrt()
     return x / torch.where(length == 0, 1.0, length)
+
+
+# Inversions inside short blocks are counted by comparing all pairs: their values fit in int8, and some
+# dozens of passes over bytes cost less than further rounds of partitioning.
+_LONGEST_BLOCK = 64
+
+# Rounds over pieces of this many entries stay in the processor's cache, several times faster than in memory.
+_PIECE = 2**17
+
+
+def kendall_tau_b(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
+    """Compare two orderings pair by pair, with ties in either discounted.
+
+    `tau_b = (C - D) / sqrt((n0 - n_x)(n0 - n_y))`: concordant less discordant pairs, over all `n0 = n(n-1)/2`
+    pairs without those tied in x, and without those tied in y. NaN where a row has no spread.
+
+    >>> kendall_tau_b(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 4.0, 2.0, 3.0])).item()
+    0.3333333333333333
+    """
+    x, y, valid = align(where, x=x, y=y)
+    n = x.shape[-1]
+    if n < 2 or x.numel() == 0:
+        return x.new_full(x.shape[:-1], torch.nan)
+    counted = valid.sum(-1)
+    pairs = counted * (counted - 1) // 2
+
+    # Masked entries become NaN: last in every sort below, tied with nothing, in one order throughout.
+    shown_x, shown_y = (t if where is None else nan_where(~valid, t) for t in (x, y))
+    tied_x, tied_y, tied_both, discordant = _pair_counts(shown_x, shown_y)
+    difference = pairs - tied_x - tied_y + tied_both - 2 * discordant
+    # In float64, since the product of two pair counts need not fit into an integer.
+    scale = ((pairs - tied_x).to(torch.float64) * (pairs - tied_y).to(torch.float64)).sqrt()
+    tau = (difference / scale).clamp(-1.0, 1.0)
+    return nan_where(~(has_spread(x, valid) & has_spread(y, valid)), tau)
+
+
+def _pair_counts(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Pairs of each row tied in x, in y, in both, and ordered differently."""
+    by_x = torch.argsort(x, dim=-1, stable=True)
+    y = y.gather(-1, by_x)
+    by_y = torch.argsort(y, dim=-1, stable=True)
+    x_begins, y_begins = run_begins(x.gather(-1, by_x)), run_begins(y.gather(-1, by_y))
+    # Runs are numbered so that both sorts can break ties by the other variable: a pair tied in either then
+    # never looks inverted.
+    number = torch.int32 if x.shape[-1] < 2**30 else torch.int64
+    x_run = x_begins.cumsum(-1, dtype=number).gather(-1, by_y)
+    both_begin = y_begins.clone()
+    both_begin[..., 1:] |= x_run[..., 1:] != x_run[..., :-1]
+    discordant = _inversions(torch.argsort(x_run, dim=-1, stable=True).to(number))
+    tied_x, tied_y, tied_both = (_tied_pairs(begins) for begins in (x_begins, y_begins, both_begin))
+    return tied_x, tied_y, tied_both, discordant
+
+
+def _tied_pairs(begins: Tensor) -> Tensor:
+    """Pairs inside runs of equals: each entry ties with those of its run that stand before it."""
+    place = torch.arange(begins.shape[-1], device=begins.device)
+    return (place - torch.where(begins, place, 0).cummax(-1).values).sum(-1)
+
+
+def _inversions(permutation: Tensor) -> Tensor:
+    """Count the pairs of each row, a permutation of 0..n-1, that stand in the wrong order."""
+    batch, n = permutation.shape[:-1], permutation.shape[-1]
+    rows = permutation.reshape(-1, n)
+    rounds = ((n - 1) // _LONGEST_BLOCK).bit_length()
+    # Padded to halve evenly down to short blocks; the padding stands in order at the end and inverts nothing.
+    padded = -(-n // (1 << rounds)) << rounds
+    padding = torch.arange(n, padded, dtype=rows.dtype, device=rows.device)
+    rows = torch.cat([rows, padding.expand(rows.shape[0], -1)], -1)
+
+    across, pieces = _partition_down_to(_PIECE, rows)
+    within = []
+    for some in torch.split(pieces, max(1, _PIECE // pieces.shape[-1])):
+        in_rounds, blocks = _partition_down_to(_LONGEST_BLOCK, some)
+        in_blocks = _inversions_by_comparison(blocks)
+        within.append(in_rounds + in_blocks.reshape(some.shape[0], -1).sum(-1))
+    return (across + torch.cat(within).reshape(rows.shape[0], -1).sum(-1)).reshape(batch)
+
+
+def _partition_down_to(length: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the inversions between blocks of at most `length` entries; give those blocks, values from 0 on.
+
+    Call the larger half of a row's values high: a high one before a low one is an inversion. Move the low
+    ones to the front, otherwise keeping the order, and repeat inside both halves. Since rows are permutations
+    both halves are equally long and begin at known places, so a round is one running count for all blocks.
+    """
+    total = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
+    blocks = rows
+    while blocks.shape[-1] > length:
+        half = blocks.shape[-1] // 2
+        high = (blocks >= half).to(rows.dtype)
+        high_so_far = high.cumsum(-1, dtype=rows.dtype)
+        # Each low one counts the high ones before it; the high ones count themselves, 1 + 2 + ... + half.
+        inverted = high_so_far.sum(-1) - half * (half + 1) // 2
+        total += inverted.reshape(rows.shape[0], -1).sum(-1)
+        place_if_low = torch.arange(2 * half, dtype=rows.dtype, device=rows.device) - high_so_far
+        place_if_high = high_so_far + (half - 1)
+        # Arithmetic instead of torch.where, whose branches cost more than all the rest on unpredictable bits.
+        target = torch.addcmul(place_if_low, high, place_if_high - place_if_low).long()
+        blocks = torch.empty_like(blocks).scatter_(-1, target, blocks)
+        blocks[..., half:] -= half
+        blocks = blocks.reshape(-1, half)
+    return total, blocks
+
+
+def _inversions_by_comparison(blocks: Tensor) -> Tensor:
+    """Count the inverted pairs of each short row by comparing them all."""
+    # Rows side by side: a comparison then runs over long contiguous stretches.
+    beside = blocks.to(torch.int8).mT.contiguous()
+    smaller_after = torch.zeros_like(beside)
+    for distance in range(1, beside.shape[0]):
+        inverted = beside[:-distance] > beside[distance:]
+        smaller_after[:-distance] += inverted.view(torch.int8)
+    return smaller_after.sum(0)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-
-from ._rows import SMALLEST, align, nan_where, valid_first, whole_largest
+from veridical.functional._rows import SMALLEST, align, nan_where, valid_first, whole_largest
 
 Rounding = torch.dtype | Literal["tf32"]
 """In which precision numbers were computed: a dtype, or float32 multiplied as TF32."""

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
-
-from ._rows import as_double
+from veridical.functional._rows import as_double
 
 SCALE = 0.05
 """Win rates of good methods differ by about this much: the half-Cauchy prior's median."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from veridical.errors import ShapeError
 from veridical.functional import average_ranks, signed_rank
-from veridical.functional.ranks import tied_runs
+from veridical.functional.correlation import tied_runs
 from veridical.values.scores import Direction
 
 MIN_SAMPLES = 6

@@ -17,8 +17,7 @@ from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explainers.first_maps import FirstMaps
 from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
-from veridical.perturb.backgrounds import Backgrounds
-from veridical.perturb.fills import Fill
+from veridical.perturb.fills import Backgrounds, Fill
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from veridical.metrics import AnyMetric, Explanation, Key, Metric, Scores, Task
 from veridical.models.cost import Cost
-from veridical.values.variance import SOURCES, repeats_of
+from veridical.values.scores import SOURCES, repeats_of
 
 
 def with_repeats(

@@ -22,8 +22,7 @@ from veridical.models.output_heads import Response
 from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.models.sessions import Session
 from veridical.perturb import subset_table
-from veridical.perturb.backgrounds import Backgrounds
-from veridical.perturb.fills import Fill
+from veridical.perturb.fills import Backgrounds, Fill
 from veridical.perturb.rules import MaskRule, is_signed, rows_of
 
 if TYPE_CHECKING:

@@ -17,8 +17,17 @@ from veridical.core import key as keyed
 from veridical.models.context import Memo
 from veridical.models.predictor import take_side
 from veridical.models.sessions import Session
-from veridical.perturb.backgrounds import Backgrounds
-from veridical.perturb.fills import Blur, Constant, Fill, Marginal, Mean, Token, UniformNoise, Zero
+from veridical.perturb.fills import (
+    Backgrounds,
+    Blur,
+    Constant,
+    Fill,
+    Marginal,
+    Mean,
+    Token,
+    UniformNoise,
+    Zero,
+)
 from veridical.perturb.rules import MaskRule
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import Tensor
 from veridical.core import files
 from veridical.errors import InputError, OutOfRangeError, ShapeError
 from veridical.functional import has_spread, positions, rms_normalise
-from veridical.functional.ranks import ties_along
+from veridical.functional.correlation import ties_along
 from veridical.models.cost import Cost
 from veridical.values.space import Space
 from veridical.values.ties import check_order, reversed_ties, tied_pairs

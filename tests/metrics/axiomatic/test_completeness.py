@@ -6,7 +6,7 @@ import torch
 import veridical as vd
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, numbers
 from veridical.models.predictor import Plan
-from veridical.perturb import backgrounds
+from veridical.perturb import fills as backgrounds
 from veridical.perturb.fills import Constant, Zero
 from veridical.values.space import Space
 

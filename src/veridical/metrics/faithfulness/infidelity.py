@@ -17,7 +17,7 @@ from veridical.metrics.faithfulness._common import asked_and_summed, existing_va
 from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
 from veridical.models.context import Context
 from veridical.models.predictor import check_finite, repeat_side, take_side
-from veridical.perturb.backgrounds import fill_state
+from veridical.perturb.fills import fill_state
 from veridical.perturb.probe import blocks
 from veridical.perturb.rules import MaskRule
 

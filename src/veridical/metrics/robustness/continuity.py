@@ -15,7 +15,7 @@ from veridical.metrics.re_explaining import explained_variants, explaining, stac
 from veridical.metrics.robustness._common import map_flags, nan_where_any, worst
 from veridical.metrics.types import Curve, Direction, Explainer, Key, Task
 from veridical.models.context import Context
-from veridical.perturb.backgrounds import fill_state
+from veridical.perturb.fills import fill_state
 
 
 def translated(images: Tensor, background: Tensor, pixels: int) -> Tensor:
