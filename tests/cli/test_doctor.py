@@ -92,6 +92,6 @@ def test_an_audit_is_reckoned_within_a_factor(here: Path) -> None:
     assert list(reckoned) == ["glance", "quick", "standard"]
     each, total = reckoned["glance"]
     assert total == min(24 * each, 20_000_000)
-    costs = vd.audit(task, effort="glance", progress=False, concepts=()).costs["race"]
+    costs = vd.audit(task, effort="glance", progress=False, concepts=()).costs["elimination"]
     assert total / 8 < costs.forward + 2 * costs.backward < 8 * total
     assert veridical.cli.doctor._audits(task[:1], found) == {}
