@@ -18,7 +18,7 @@ from veridical.concepts import (
     random_concepts,
     random_importances,
 )
-from veridical.concepts.measures import absolute_error, ice_flops, surf_flops, total_variation
+from veridical.concepts.measures import ice_flops, surf_flops
 from veridical.concepts.sanity_check import sanity
 from veridical.errors import InputError, ShapeError, VeridicalWarning
 
@@ -40,17 +40,6 @@ def test_measures_equal_the_slow_rewrite(head, test):
     assert found.normalised_accuracy == pytest.approx(slow.normalised_accuracy(y, guess, labels))
     assert found.rmse == pytest.approx(float(np.sqrt(((y - guess) ** 2).mean())))
     assert found.reconstruction_mse == pytest.approx(slow.rebuild_mse(h, vectors.numpy(), inner), rel=1e-9)
-
-
-def test_emd_is_total_variation():
-    p, q = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 0.5, 0.5]])
-    assert total_variation(p, q).item() == pytest.approx(0.5)
-    assert total_variation(p, p).item() == 0
-
-
-def test_mae_averages_over_all_outputs():
-    y, guess = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[1.0, 0.0, 3.0, 8.0]])
-    assert absolute_error(y, guess).item() == 1.5
 
 
 def test_a_perfect_explanation_scores_exactly_zero(head, test):

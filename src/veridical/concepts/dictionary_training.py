@@ -137,7 +137,7 @@ class Stream:
     """How many shards there are."""
     stay: int = 64
     """Steps that are made from a shard before the next is read; every round visits them in another order."""
-    _held: dict[str, Any] = field(default_factory=dict, repr=False)
+    _last: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, rows: Any) -> Stream:
@@ -151,14 +151,13 @@ class Stream:
 
     def shard(self, number: int) -> Tensor:
         """The rows of one shard in float32; only the last one read is held."""
-        if self._held.get("number") != number:
+        if number not in self._last:
             rows = self.read(number)
             if not bool(torch.isfinite(rows).all()):
                 raise InputError(f"shard {number} of the activations has NaN or infinite values")
-            self._held.update(number=number, rows=rows.float())
-        rows = self._held["rows"]
-        assert isinstance(rows, Tensor)
-        return rows
+            self._last.clear()
+            self._last[number] = rows.float()
+        return self._last[number]
 
     def batch(self, key: Key, step: int, size: int) -> Tensor:
         """The rows of one step (size, D), or fewer where a shard has fewer."""
