@@ -92,18 +92,19 @@ class GradientCam(Cam):
     def coarse(self, task: Task, key: Key) -> Tensor:
         targets = task.targets  # before the watching begins: they may need the model without it
         x = task.inputs.detach()
+        layer = self.layer or last_maps(task).layer
         with task.session(grad=True) as model:
-            if self.layer is None:
+            if layer is None:
                 with LastMaps(x, spatial_axes(task)) as seen:
                     # by one operation more, which reads what was written in place
                     outputs = call(model, x, task.side).clone()
                 found = _through_last(seen, selected(outputs, targets).sum(), self.name)
             else:
-                with watched(task, self.layer) as layers:
+                with watched(task, layer) as layers:
                     outputs = call(model, x.requires_grad_(True), task.side)
                 slopes = slopes_at(selected(outputs, targets).sum(), layers[:1])[0]
                 if slopes is None:
-                    raise _independent(self.name, f"layer '{self.layer}'")
+                    raise _independent(self.name, f"layer '{layer}'")
                 found = layers[0].detach(), slopes
         hand_along(task, outputs)
         return self.weigh(*found)
@@ -214,9 +215,10 @@ class ScoreCam(Cam):
         return task.chunks(1)
 
     def _activations(self, task: Task) -> Tensor:
+        layer = self.layer or last_maps(task).layer
         with task.session():
-            if self.layer is not None:
-                with watched(task, self.layer) as outputs:
+            if layer is not None:
+                with watched(task, layer) as outputs:
                     task.predictor.chunk(task.inputs, task.side)
                 return outputs[0]
             padded = task.predictor.padding(len(task))

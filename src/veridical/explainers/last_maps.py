@@ -42,6 +42,9 @@ class LastMaps(Tracer):
         self.last: Tensor | None = None
         self.tokens: list[Tensor] = []
         self._convolutions, self._patches, self._lost = 0, False, False
+        self._just_made = False
+        self._layers: list[str] = []
+        self._runs: dict[str, int] = {}
         self.behind = False
         """Whether tokens of the model's own stand behind those of the patches."""
 
@@ -55,11 +58,26 @@ class LastMaps(Tracer):
         """Whether tokens follow the patches that cannot be laid on their grid: registers, or rows behind."""
         return self._convolutions == 1 and self._patches and self._lost
 
+    @property
+    def layer(self) -> str | None:
+        """The layer that runs once and whose output the last maps are, if there is one."""
+        return next((name for name in self._layers if self._runs[name] == 1), None)
+
+    def after_layer(self, name: str, output: Any) -> None:
+        """Note that a layer has run; its output stands for the last maps if nothing has read them before."""
+        self._runs[name] = self._runs.get(name, 0) + 1
+        if self._just_made and output is self.last:
+            self._layers.append(name)
+
     def __enter__(self) -> Any:
         if self._with_gradients:
             # by which is known what depends on the input behind what cannot be traced
             self.x.requires_grad_(True)
         return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.forget()
 
     def _refuse_untraced(self, given: list[Tensor]) -> None:
         # a gradient passes what cannot be traced
@@ -67,6 +85,7 @@ class LastMaps(Tracer):
 
     def _trace(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, attributed: bool) -> Any:
         value = func(*args, **kwargs)
+        self._just_made = False
         for made in tensors(value):
             if made.is_floating_point():
                 self.attributed.add([made])
@@ -89,6 +108,8 @@ class LastMaps(Tracer):
             stride = (stride,) * self.axes if isinstance(stride, int) else tuple(stride)
             self._patches = tuple(kernel) == stride and max(kernel) > 1
         if fits and shape[2:] == self.grid:
+            if made is not self.last:
+                self._just_made, self._layers = True, []
             self.last, self.place = made, f"{name}, {shape[1]} x {' x '.join(map(str, self.grid))}"
         elif name in _SUMS and self.grid and shape[0] == self.rows and self._laid(made) is not None:
             self.tokens.append(made)
@@ -126,22 +147,29 @@ def layer_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
 
 def _ask_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
     found: dict[str, list[tuple[int, ...]]] = {}
-    handles = []
-    with task.session() as view:
-        try:
-            for name, layer in task.predictor.model.named_modules():
 
-                def after(_layer: nn.Module, _inputs: Any, output: Any, name: str = name) -> None:
-                    if isinstance(output, Tensor):
-                        found.setdefault(name, []).append(tuple(output.shape))
+    def after(name: str, output: Any) -> None:
+        if isinstance(output, Tensor):
+            found.setdefault(name, []).append(tuple(output.shape))
 
-                if not isinstance(layer, torch.jit.ScriptModule):
-                    handles.append(layer.register_forward_hook(after))
-            call(view, task.inputs[:1], take_side(task.side, slice(0, 1)))
-        finally:
-            for handle in handles:
-                handle.remove()
+    with task.session() as model, _every_layer(task, after):
+        call(model, task.inputs[:1], take_side(task.side, slice(0, 1)))
     return found
+
+
+@contextmanager
+def _every_layer(task: Task, after: Callable[[str, Any], None]) -> Iterator[None]:
+    """While this is open, `after(name, output)` is called behind each layer."""
+    handles = [
+        layer.register_forward_hook(lambda _layer, _inputs, output, name=name: after(name, output))
+        for name, layer in task.predictor.model.named_modules()
+        if not isinstance(layer, torch.jit.ScriptModule)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @dataclass(frozen=True)
@@ -160,6 +188,8 @@ class Place:
     """Whether its tokens cannot be laid on the grid of its patches."""
     behind: bool
     """Whether tokens of its own stand behind those of its patches."""
+    layer: str | None
+    """The layer whose output they are, which need not be traced; None if there is none."""
 
 
 def last_maps(task: Task) -> Place:
@@ -171,7 +201,7 @@ def last_maps(task: Task) -> Place:
 def _ask(task: Task) -> Place:
     row, side = task.inputs[:1], take_side(task.side, slice(0, 1))
     with task.session() as model:
-        with LastMaps(row, spatial_axes(task)) as seen:
+        with LastMaps(row, spatial_axes(task)) as seen, _every_layer(task, seen.after_layer):
             # by one operation more, which reads what was written in place
             traced = call(model, row, side).clone()
         own = call(model, row, side)
@@ -180,7 +210,8 @@ def _ask(task: Task) -> Place:
     tokens = "the last residual sum of tokens by which patches reach the output"
     words = tokens if seen.transformer else seen.place
     channels = 0 if seen.last is None else seen.last.shape[1]
-    return Place(words, seen.grid, channels, seen.transformer, astray, seen.lost, seen.behind)
+    layer = None if seen.transformer else seen.layer
+    return Place(words, seen.grid, channels, seen.transformer, astray, seen.lost, seen.behind, layer)
 
 
 @contextmanager

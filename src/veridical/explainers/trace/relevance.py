@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.trace import decompose
@@ -32,7 +31,7 @@ from veridical.explainers.trace.relevance_rules import (
     shared,
     summed,
 )
-from veridical.explainers.trace.tracer import Detached, TensorSet, Tracer, pulled, route, without_graph
+from veridical.explainers.trace.tracer import Detached, TensorDict, TensorSet, Tracer, pulled, route, without_graph
 
 _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})
 _SPREADING = frozenset(
@@ -57,7 +56,7 @@ class Relevance(Tracer):
         self.gates = TensorSet()  # answers of a sigmoid: they weigh a signal
         self.bounded = TensorSet()  # between 0 and a number: a gate by hand, such as relu6(z + 3) / 6
         self.activated = TensorSet()  # answers of other activations
-        self.layers: WeakIdKeyDictionary = WeakIdKeyDictionary()  # how a linear layer's answer was made
+        self.layers = TensorDict()  # how a linear layer's answer was made
 
     def run(self, model: Callable[[], Tensor]) -> Tensor:
         """The model's output; the gradient that arrives there is turned into relevance: times the output."""

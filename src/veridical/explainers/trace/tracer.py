@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.trace.operations import FACTS, LIKE, NEW, mapped, overwritten, plain_name, tensors
@@ -82,20 +81,41 @@ class Detached:
     """"gate" if it weighs a signal, "spread" if it is the size of one."""
 
 
-class TensorSet:
-    """A set of tensors by identity, which it does not keep alive."""
+class TensorDict:
+    """Values by the identity of a tensor, which is kept alive so that its identity stays its own."""
 
-    def __init__(self, values: Iterable[Tensor] = ()) -> None:
-        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.add(values)
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor, Any]] = {}
 
-    def add(self, values: Iterable[Tensor]) -> None:
+    def __setitem__(self, tensor: Tensor, value: Any) -> None:
+        self._known[id(tensor)] = tensor, value
+
+    def __getitem__(self, tensor: Tensor) -> Any:
+        return self._known[id(tensor)][1]
+
+    def __contains__(self, tensor: Any) -> bool:
+        return id(tensor) in self._known
+
+    def get(self, tensor: Tensor, default: Any = None) -> Any:
+        """The value of a tensor, or `default`."""
+        return self._known.get(id(tensor), (None, default))[1]
+
+    def clear(self) -> None:
+        """Forget all tensors."""
+        self._known.clear()
+
+
+class TensorSet(TensorDict):
+    """A set of tensors by identity."""
+
+    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.add(tensors)
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
         """Add these tensors."""
-        for value in values:
-            self._known[value] = True
-
-    def __contains__(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value in self._known
+        for tensor in tensors:
+            self[tensor] = True
 
 
 class Tracer(TorchFunctionMode):
@@ -108,9 +128,8 @@ class Tracer(TorchFunctionMode):
         self.x = x
         self.refusal: NotApplicableError | None = None
         self.attributed, self.constants = TensorSet([x]), TensorSet()
-        self.detached: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        # what took the place of an overwritten tensor
-        self.replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.detached = TensorDict()
+        self.replaced = TensorDict()  # what took the place of an overwritten tensor
         self._with_gradients = torch.is_grad_enabled()
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -127,6 +146,18 @@ class Tracer(TorchFunctionMode):
             if self.refusal is not None:
                 raise self.refusal from None
             raise
+        else:
+            return self._checked(output)
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go of the tensors of a run: their graphs may lead back here, and would outlive it."""
+        for known in vars(self).values():
+            if isinstance(known, TensorDict):
+                known.clear()
+
+    def _checked(self, output: Tensor) -> Tensor:
         output = self._current(output)
         if output in self.detached:
             raise self.refused("the model's output", self.detached[output].why)
