@@ -17,8 +17,7 @@ import torch
 import veridical as vd
 from scripts.check_pins import Finding, identity, pins, releases, told
 from veridical.errors import VeridicalError
-from veridical.explainers import as_explainer
-from veridical.explainers.cache import ExplanationCache
+from veridical.explainers import ExplanationCache, as_explainer
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "veridical"

@@ -22,7 +22,7 @@ from replications.f_fidelity.comparing import compare_explainers
 from replications.f_fidelity.preservation import boundary_study, map_agreement
 from replications.f_fidelity.roar import ROAR, roar_study
 from replications.f_fidelity.sensitivity import sensitivity
-from veridical.explainers.smoothing import SmoothGradSquared
+from veridical.explainers.gradients import SmoothGradSquared
 from veridical.fidelity import RankingStudy
 from veridical.fidelity.metrics import LEVELS
 from veridical.fidelity.ranking import PAIRS, agreement, default_metrics, micro_ranks

@@ -19,9 +19,8 @@ from veridical.core.progress import track, waiting
 from veridical.core.registry import Catalogue
 from veridical.core.settings import checked
 from veridical.errors import InputError, MemoryLimitError, VeridicalError, VeridicalWarning
-from veridical.explainers.base import Explainer, as_explainer
+from veridical.explainers.base import Explainer, ExplanationCache, as_explainer
 from veridical.explainers.base import registry as explainer_registry
-from veridical.explainers.cache import ExplanationCache
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
 from veridical.metrics.repeats import with_repeats

@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 import veridical as vd
 from veridical.core import files
 from veridical.errors import FormatError, StorageError
-from veridical.explainers import as_explainer
-from veridical.explainers.cache import ExplanationCache
+from veridical.explainers import ExplanationCache, as_explainer
 from veridical.report import rendering
 from veridical.values.tables import write_csv, write_table
 

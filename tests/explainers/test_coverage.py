@@ -69,7 +69,7 @@ def test_every_cell_is_a_map_or_a_reason(architecture: str) -> None:
         elif name not in SLOW or task.space.n_features < 20:
             found = explainer(task)
             assert bool(found.values.isfinite().all()), name
-            law, (_, check) = found.provenance.get("law"), CHECKS.get(name, (ELSEWHERE, None))
+            law, (_, check) = found.provenance.get("completeness"), CHECKS.get(name, (ELSEWHERE, None))
             if name in LAWFUL and architecture != "hf_llama":
                 assert law["largest_residual"] < 1e-5, name
                 assert law["broken"] == 0, name
@@ -109,6 +109,6 @@ def test_rectifiers_are_found(architecture: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_baseline_where_a_norm_blows_up_is_counted_as_broken() -> None:
     # an RMS norm divides by next to nothing at a baseline of zeros: values of 1e9 that cancel say nothing
-    law = DeepLift()(made("hf_llama")).provenance["law"]
+    law = DeepLift()(made("hf_llama")).provenance["completeness"]
     assert law["broken"] > 0
-    assert DeepLift(0.3)(made("hf_llama")).provenance["law"]["broken"] == 0
+    assert DeepLift(0.3)(made("hf_llama")).provenance["completeness"]["broken"] == 0

@@ -329,7 +329,7 @@ def test_baselines_of_deeplift_shap_keep_the_side_inputs_of_each_sample() -> Non
     explainer = DeepLiftShap()
     found = explainer(task)
     assert found.cost == explainer._declared(task) == vd.models.Cost(4 + 3 * 4, 3 * 4)
-    assert found.provenance["law"]["largest_residual"] < 1e-9
+    assert found.provenance["completeness"]["largest_residual"] < 1e-9
     for i in range(4):
         alone = vd.Task(Fixed(net, beside[i]), x[i : i + 1], train=train, targets=[int(task.targets[i])])
         torch.testing.assert_close(explainer(alone).values[0], found.values[i])
@@ -352,7 +352,7 @@ class Attends(nn.Module):
 def test_a_softmax_far_from_its_baseline_stays_finite_and_complete(steep: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     task = vd.Task(Attends(steep).to(dtype), torch.randn(5, 6, 4).to(dtype))
-    law = DeepLift()(task).provenance["law"]
+    law = DeepLift()(task).provenance["completeness"]
     assert law["largest_residual"] < (1e-3 if dtype == torch.float32 else 1e-8)
 
 

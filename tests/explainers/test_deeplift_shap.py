@@ -115,7 +115,7 @@ def test_each_call_is_the_mean_over_single_baselines(
             == explainer._declared(task)
             == vd.models.Cost(samples + baselines, samples * baselines)
         )
-        assert found.provenance["law"]["largest_residual"] < 1e-7
+        assert found.provenance["completeness"]["largest_residual"] < 1e-7
     shuffled = task.changed(train=train.flip(0))
     torch.testing.assert_close(explainer(shuffled).values, expected, rtol=0, atol=1e-10)
     if baselines > 1:

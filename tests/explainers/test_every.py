@@ -17,8 +17,8 @@ from veridical.explainers import (
     applicable,
     registry,
 )
-from veridical.explainers.laws import checked_sum
-from veridical.explainers.masking import FitsCells, MaskingExplainer
+from veridical.explainers.diagnostics import check_completeness
+from veridical.explainers.occlusion import FitsCells, MaskingExplainer
 from veridical.models.predictor import Plan
 from veridical.testing import tiny_task
 
@@ -163,8 +163,8 @@ def test_every_map_carries_how_far_it_is_from_its_law(name: str) -> None:
     task = image_task(samples=3)
     enough = {**FEW, "integrated_gradients": {"steps": 256}}
     explainer = registry.make(name, **enough.get(name, {}))
-    law = explainer(task).provenance["law"]
-    assert law["states"] == explainer.law
+    law = explainer(task).provenance["completeness"]
+    assert law["states"] == explainer.completeness
     assert law["largest_residual"] <= LAWS[name]
     assert law["broken"] == 0
     assert explainer(task).cost == explainer(task.with_targets(task.targets)).cost  # the check is not counted
@@ -172,16 +172,16 @@ def test_every_map_carries_how_far_it_is_from_its_law(name: str) -> None:
 
 def test_a_broken_law_is_counted() -> None:
     task = image_task(samples=3)
-    coarse = registry.make("integrated_gradients", steps=1, rule="left")(task).provenance["law"]
+    coarse = registry.make("integrated_gradients", steps=1, rule="left")(task).provenance["completeness"]
     assert coarse["broken"] == 3
     assert coarse["mean_residual"] > 0.05
     # relevance is conserved where nothing but the input can take it
-    biased = registry.make("lrp_epsilon")(task).provenance["law"]
+    biased = registry.make("lrp_epsilon")(task).provenance["completeness"]
     with torch.no_grad():
         for name, value in task.model.named_parameters():
             if name.endswith("bias"):
                 value.zero_()
-    plain = registry.make("lrp_epsilon")(image_task(task.model, samples=3)).provenance["law"]
+    plain = registry.make("lrp_epsilon")(image_task(task.model, samples=3)).provenance["completeness"]
     assert plain["largest_residual"] < 1e-3 < biased["largest_residual"]
 
 
@@ -191,8 +191,8 @@ def test_values_that_cancel_as_they_should_are_no_fault() -> None:
         net.weight.copy_(torch.tensor([[5.0, -5.0], [0.0, 0.0]]))
     even = vd.explain("exact_shapley", vd.Task(net, torch.ones(1, 2), targets=[0]))
     assert even.values.tolist() == [[5.0, -5.0]]
-    assert even.provenance["law"]["broken"] == 0
+    assert even.provenance["completeness"]["broken"] == 0
     values = torch.tensor([[1e9, -1e9], [1.0, 1.0]])
     with pytest.warns(VeridicalWarning, match=r"1 of 2 maps hand out 1e\+06 times what they sum to"):
-        found = checked_sum("name", "they sum to it", True, torch.tensor([0.0, 2.0]), values)
-    assert found["law"]["broken"] == 1
+        found = check_completeness("name", "they sum to it", True, torch.tensor([0.0, 2.0]), values)
+    assert found["completeness"]["broken"] == 1

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.small_models import mlp
 from veridical.core.key import Key
-from veridical.explainers import IntegratedGradients, Occlusion
-from veridical.explainers.cache import ExplanationCache
+from veridical.explainers import ExplanationCache, IntegratedGradients, Occlusion
 from veridical.models.predictor import Plan
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))

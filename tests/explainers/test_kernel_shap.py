@@ -200,7 +200,7 @@ def test_more_pixels_than_rows_can_tell_apart_are_joined_and_it_is_said(explaine
 
 def test_joined_pixels_keep_the_sum_and_patches_are_joined_too() -> None:
     task = _mnist_like()
-    assert KernelShap()(task).provenance["law"]["largest_residual"] < 1e-6
+    assert KernelShap()(task).provenance["completeness"]["largest_residual"] < 1e-6
     patches = task.with_space(Space.patches((1, 28, 28), 2))
     assert KernelShap().unknowns(patches) == 25
     assert KernelShap(budget=2000).unknowns(patches) == 196

@@ -8,12 +8,14 @@ import veridical as vd
 from tests.reference.small_nets import draw, seeded
 from veridical.errors import VeridicalWarning
 from veridical.explainers import DeepLift
-from veridical.explainers.laws import checked_sum, in_words, notes
+from veridical.explainers.diagnostics import check_completeness, completeness_sentence, notes
 
 
 def told(promised: list[float], values: list[list[float]], exact: bool = True) -> dict[str, object]:
     out: dict[str, object] = {}
-    out |= checked_sum("it", "values sum to y", exact, torch.tensor(promised).double(), torch.tensor(values))
+    out |= check_completeness(
+        "it", "values sum to y", exact, torch.tensor(promised).double(), torch.tensor(values)
+    )
     return out
 
 
@@ -21,14 +23,16 @@ def test_a_map_without_numbers_breaks_its_law() -> None:
     nan = float("nan")
     with pytest.warns(VeridicalWarning, match=r"1 of 2 maps .* are no numbers"):
         some = told([3.0, 3.0], [[1.0, 2.0], [nan, nan]])
-    assert some["law"]["broken"] == 1
-    assert some["law"]["largest_residual"] == 0
+    assert some["completeness"]["broken"] == 1
+    assert some["completeness"]["largest_residual"] == 0
     with pytest.warns(VeridicalWarning, match="no map of 1 is a number"):
         none = told([3.0], [[nan, nan]])
-    assert none["law"]["broken"] == 1
-    assert "do not read" in str(in_words(none))
-    assert "do not read" in str(in_words(told([3.0], [[nan, nan]], exact=False)))
-    assert in_words(told([3.0], [[1.0, 2.0]])) == "values sum to y; they miss it by 0 of it at most"
+    assert none["completeness"]["broken"] == 1
+    assert "do not read" in str(completeness_sentence(none))
+    assert "do not read" in str(completeness_sentence(told([3.0], [[nan, nan]], exact=False)))
+    assert (
+        completeness_sentence(told([3.0], [[1.0, 2.0]])) == "values sum to y; they miss it by 0 of it at most"
+    )
 
 
 class Steep(nn.Module):
@@ -46,6 +50,6 @@ def test_deeplift_says_where_a_slope_is_infinite() -> None:
     task = vd.Task(seeded(Steep()), draw(5, 6))
     with pytest.warns(VeridicalWarning, match=r"no numbers|is a number"):
         found = DeepLift()(task)
-    law = found.provenance["law"]
+    law = found.provenance["completeness"]
     assert law["broken"] == int((~found.values.isfinite()).any(1).sum()) > 0
     assert any("do not read" in note for note in notes({"deeplift": found}))

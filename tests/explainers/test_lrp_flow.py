@@ -258,7 +258,9 @@ def test_relevance_is_kept_however_small_the_activations_are(dtype: torch.dtype,
     explainer, first = registry.make(name), None
     for scale in (1.0, 1e-4, 1e-8):
         found = explainer(vd.Task(net, rows * scale, targets=[0, 1, 2]))
-        assert found.provenance["law"]["largest_residual"] < (1e-12 if dtype == torch.float64 else 1e-4)
+        assert found.provenance["completeness"]["largest_residual"] < (
+            1e-12 if dtype == torch.float64 else 1e-4
+        )
         first = found.values if first is None else first
         torch.testing.assert_close(
             found.values / scale, first, rtol=1e-3, atol=1e-4 * float(first.abs().max())

@@ -8,7 +8,7 @@ import torch
 import veridical as vd
 from veridical.errors import ModelError
 from veridical.explainers import KernelShap, Lime, masking, surrogates
-from veridical.explainers.masking import mask_pieces
+from veridical.explainers.occlusion import mask_pieces
 from veridical.explainers.surrogates import sample_blocks, shared_counts, solved
 from veridical.testing import tiny_task
 

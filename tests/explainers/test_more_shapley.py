@@ -71,8 +71,8 @@ def test_losses_sum_to_the_change_and_rows_are_as_declared(features: int) -> Non
     torch.testing.assert_close(found.values.sum(-1), change, rtol=0, atol=1e-5)
     # of few features no mask is asked twice
     assert 0 < found.cost.forward <= 3 * ShapleySampling(3).rows_per_sample(task)
-    assert found.provenance["law"]["broken"] == 0
-    assert found.provenance["law"]["largest_residual"] < 1e-6
+    assert found.provenance["completeness"]["broken"] == 0
+    assert found.provenance["completeness"]["largest_residual"] < 1e-6
     with pytest.raises(InputError):
         ShapleySampling(0)
 
@@ -225,7 +225,7 @@ def test_trees_agree_with_exact_shapley_values_over_the_background(kind: str, cl
 
         expected = exact_shapley(game, 4)
         np.testing.assert_allclose(found.values[i].numpy(), expected, atol=1e-5)
-    assert found.provenance["law"]["largest_residual"] < 1e-4
+    assert found.provenance["completeness"]["largest_residual"] < 1e-4
     assert found.cost.forward == 0
     assert found.provenance["scale"]
 

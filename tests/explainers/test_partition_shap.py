@@ -65,7 +65,7 @@ def test_additive_model_and_conservation() -> None:
     deep = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     image = Task(deep, torch.rand(2, 1, 6, 6).double(), space=Space.patches((1, 6, 6), 2))
     for budget in (4, 7, 20, 512):
-        law = PartitionShap(budget)(image, Key(0)).provenance["law"]
+        law = PartitionShap(budget)(image, Key(0)).provenance["completeness"]
         assert law["largest_residual"] < 1e-6
 
 

@@ -154,7 +154,7 @@ def test_right_or_refused(name, make):
         found = vd.explain(name, task)
     assert found.values.isfinite().all()
     if said == "law":
-        assert found.provenance["law"]["largest_residual"] < 1e-4
+        assert found.provenance["completeness"]["largest_residual"] < 1e-4
     if said == "hand":
         for row in range(len(task)):
             valid = None if task.space.valid is None else int(task.space.valid[row].sum())
@@ -209,6 +209,6 @@ def test_deeplift_of_a_log_probability_keeps_its_law():
     texts = ["Judge says red. Bob says blue. "] * 2
     for answers, foils in ((["red", "blue"], None), (["red. ", "blue. "], ["blue. ", "it is "])):
         task = vd.models.Generation(model, words, texts, answers, foils=foils, questions=["So it is "] * 2)
-        law = vd.explain("deeplift", task).provenance["law"]
+        law = vd.explain("deeplift", task).provenance["completeness"]
         assert law["largest_residual"] < 1e-4
         assert law["broken"] == 0

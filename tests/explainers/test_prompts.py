@@ -107,7 +107,7 @@ def test_the_mean_over_judged_places_is_read():
 def test_a_log_probability_without_a_foil_is_followed_as_a_logit():
     """The certificate compares with the logit, not with the log-probability."""
     task = vd.models.Generation(small_model(), WordTokenizer(WORDS), "a b . c d . ", ["f "], off="zero")
-    law = vd.explain("lrp_epsilon", task).provenance["law"]
+    law = vd.explain("lrp_epsilon", task).provenance["completeness"]
     with torch.no_grad():
         logit = float(small_model()(task.side["tokens"])[0, -1, WORDS.index("f ")])
     assert abs(float(task.outputs[0, 0]) - logit) > 0.5

@@ -14,8 +14,12 @@ from tests.reference.small_nets import draw, image_task, seeded
 from veridical.errors import VeridicalWarning
 from veridical.explainers import Hsic, KernelShap, Lime, Rise, ShapleySampling, Sobol
 from veridical.explainers.base import Explainer
-from veridical.explainers.laws import notes
-from veridical.explainers.repeatability import expected_agreement, in_words, note_halves
+from veridical.explainers.diagnostics import (
+    expected_agreement,
+    notes,
+    record_split_half,
+    repeatability_sentence,
+)
 
 DRAWING = [Lime(), KernelShap(), Rise(), Hsic(), Sobol(), ShapleySampling()]
 NAMES = [explainer.name for explainer in DRAWING]
@@ -98,14 +102,14 @@ def test_noise_is_called_noise(explainer: Explainer) -> None:
         found = explainer(task).provenance["repeatability"]
     assert found["mean"] < 0.5
     assert found["low"] >= 4
-    assert "of 8 by less than 0.5" in str(in_words({"repeatability": found}))
+    assert "of 8 by less than 0.5" in str(repeatability_sentence({"repeatability": found}))
 
 
 def test_what_draws_nothing_says_nothing() -> None:
     table = vd.Task(seeded(nn.Linear(5, 2)), draw(3, 5), fill=0.0)
     for name in ("kernel_shap", "exact_shapley", "feature_ablation", "gradient"):
         assert "repeatability" not in vd.explain(name, table).provenance
-    assert in_words({}) is None
+    assert repeatability_sentence({}) is None
     few = KernelShap(budget=8)(vd.Task(seeded(nn.Linear(7, 2)), draw(3, 7), fill=0.0))
     assert "repeatability" not in few.provenance  # three pairs have no halves
 
@@ -124,7 +128,7 @@ def test_nobody_fits_halves_who_does_not_show_them(monkeypatch: pytest.MonkeyPat
     def refuse(*_: object) -> Tensor:
         raise AssertionError("a half was fitted")
 
-    monkeypatch.setattr(sys.modules[note_halves.__module__], "expected_agreement", refuse)
+    monkeypatch.setattr(sys.modules[record_split_half.__module__], "expected_agreement", refuse)
     assert Lime(draws=40).maps(task, vd.models.Context()).shape == (2, 64)
     with pytest.raises(AssertionError, match="a half was fitted"):
         Lime(draws=40)(task)
@@ -149,7 +153,7 @@ class _Hungry(Explainer):
 
     def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
         maps = torch.arange(len(task) * 64.0).view(len(task), 64)
-        note_halves(context, task, 8, lambda half: maps + half)
+        record_split_half(context, task, 8, lambda half: maps + half)
         if len(task) > 1:
             raise torch.OutOfMemoryError("out of memory")
         return maps

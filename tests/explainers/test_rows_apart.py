@@ -111,7 +111,7 @@ def test_rows_behind_time_on_one_axis_are_refused(name: str) -> None:
     rows, reference = draw(4, 5, 3), draw(3, 5, 3, seed=4)
     explainer = registry.make(name)
     task = vd.Task(seeded(TimeFirst(True)).eval(), rows, train=reference)
-    assert explainer(task).provenance["law"]["largest_residual"] < 1e-9
+    assert explainer(task).provenance["completeness"]["largest_residual"] < 1e-9
     behind = vd.Task(seeded(TimeFirst(False)).eval(), rows, train=reference)
     torch.testing.assert_close(behind.outputs, task.outputs)
     assert "lay rows first" in str(explainer.why_not(behind))

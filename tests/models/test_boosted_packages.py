@@ -89,7 +89,7 @@ def test_tree_shap_is_exact_and_keeps_its_law(package: str, kind: str) -> None:
     assert "tree_shap" in vd.explainers.applicable(task)
     found, exact = vd.explain("tree_shap", task), vd.explain("exact_shapley", task)
     np.testing.assert_allclose(found.values.numpy(), exact.values.numpy(), atol=1e-5)
-    assert found.provenance["law"]["largest_residual"] < 1e-4
+    assert found.provenance["completeness"]["largest_residual"] < 1e-4
     assert found.cost.forward == 0
 
 

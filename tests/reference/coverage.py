@@ -18,7 +18,7 @@ from veridical.explainers import LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus, r
 from veridical.explainers.gradients import baselines
 
 LAW, REFERENCE, RELATION, ANSWERS, ELSEWHERE = (
-    "its law holds in this cell: the values sum to what they promise",
+    "completeness holds in this cell: the values sum to what they promise",
     "equals an independent computation in this cell",
     "equals, in this cell, another explainer that has a reference of its own",
     "reads nothing of the model but its answers to masked inputs; equals a slow rewrite on small models",

@@ -15,7 +15,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalError
 from veridical.explainers import Explainer
 from veridical.explainers.controls import InputMagnitude
-from veridical.explainers.laws import change_from_nothing
+from veridical.explainers.diagnostics import difference_from_empty
 from veridical.functional.responses import grid_step
 from veridical.metrics import Metric
 from veridical.models.adapters import adapt
@@ -134,7 +134,7 @@ def _factor(task: Task, module: nn.Module) -> float:
 def _degenerate(task: Task, module: nn.Module) -> str:
     """Why a copy cannot judge maps: masks hardly move its answer."""
     there = on(task, module)
-    moved = there.uncounted(lambda: change_from_nothing(there, Key(0) / "swap"))
+    moved = there.uncounted(lambda: difference_from_empty(there, Key(0) / "swap"))
     size = there.outputs.abs().amax().double()
     step = grid_step(task.predictor.rounding or there.outputs.dtype) * size
     still = float((moved.abs() <= STEPS * step).double().mean())

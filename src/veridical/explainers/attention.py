@@ -11,9 +11,18 @@ from torch.overrides import TorchFunctionMode
 
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import Explainer, register, selected
-from veridical.explainers.grid import as_features, resized, spatial_size
-from veridical.explainers.last_maps import last_maps
-from veridical.explainers.prompts import asks_prompts, at_logits, passes, places, pooled, reading_places
+from veridical.explainers.cam import last_maps
+from veridical.explainers.layout import (
+    as_features,
+    asks_prompts,
+    at_logits,
+    passes,
+    places,
+    pooled,
+    reading_places,
+    resized,
+    spatial_size,
+)
 from veridical.explainers.trace.decompose import BLOCKS
 from veridical.explainers.trace.operations import KINDS, plain_name
 from veridical.models.context import Context

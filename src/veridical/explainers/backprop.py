@@ -15,9 +15,8 @@ from torch import Tensor
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.base import register
-from veridical.explainers.trace.explainer import TracingExplainer
 from veridical.explainers.trace.operations import bound, kind_of
-from veridical.explainers.trace.tracer import Tracer
+from veridical.explainers.trace.tracer import Tracer, TracingExplainer
 from veridical.models.context import Context
 from veridical.values.task import Task
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -11,10 +16,9 @@ from torch import Tensor
 
 from veridical.core.key import Key
 from veridical.core.registry import Registry
-from veridical.core.settings import Settings
-from veridical.errors import InputError, NotApplicableError
-from veridical.explainers.laws import checked_sum
-from veridical.explainers.repeatability import measured
+from veridical.core.settings import Settings, holds_code
+from veridical.errors import FormatError, InputError, NotApplicableError
+from veridical.explainers.diagnostics import check_completeness, check_repeatability
 from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
 from veridical.models.predictor import free_memory, out_of_memory
@@ -22,6 +26,8 @@ from veridical.models.sessions import Session
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 from veridical.values.task import Task
+
+log = logging.getLogger("veridical")
 
 # A deterministic method stays one under a random fill: the rows it draws do not follow the caller's seed
 FILL_KEY = Key(0) / "fill of explainers"
@@ -39,7 +45,7 @@ class Explainer(Settings):
     - `rows_per_sample(task)`: rows that one sample asks at once, so that chunks fit the plan.
 
     Beside them stand the facts of its card (`name`, `summary`, `paper`, `modalities`) and, where the method
-    promises what the values of a map sum to, its `law`. Names with an underscore are the toolkit's.
+    states what the values of a map sum to, its `completeness`. Names with an underscore are the toolkit's.
     """
 
     summary: ClassVar[str] = ""
@@ -53,14 +59,14 @@ class Explainer(Settings):
     _one_key: ClassVar[bool] = False
     """Whether GEF gives it the same key in every world: an optimisation that starts from the same noise."""
 
-    law: ClassVar[str] = ""
-    """What the values of each map sum to, in words; empty where the method promises nothing."""
+    completeness: ClassVar[str] = ""
+    """What the values of each map sum to, in words; empty where the method states nothing."""
 
     exact: ClassVar[bool] = True
-    """Whether the law holds of each map, so that one far from it is at fault; else in the mean."""
+    """Whether completeness holds of each map, so that one far from it is at fault; else in the mean."""
 
-    def _promised(self, task: Task, key: Key) -> Tensor | None:
-        """What the values of each sample must sum to (n,) by the law; None where it does not say."""
+    def _expected_sum(self, task: Task, key: Key) -> Tensor | None:
+        """What the values of each sample must sum to (n,); None where the method does not say."""
         return None
 
     def _draws_on(self, task: Task) -> bool:
@@ -144,21 +150,20 @@ class Explainer(Settings):
         cost = context.cost
         # where some features are not the task's (special tokens), their part is not in the map; units
         # that a prompt does not have are nothing
-        lawful = bool(self.law) and (task.space.valid is None or task.modality == "units")
-        name = f"promised by {self} with {key}"
-        promised = task.cached(name, lambda: self._promised(task, key / self.name)) if lawful else None
-        halvings = context.halvings
+        complete = bool(self.completeness) and (task.space.valid is None or task.modality == "units")
+        name = f"expected sum of {self} with {key}"
+        expected = task.cached(name, lambda: self._expected_sum(task, key / self.name)) if complete else None
         provenance: dict[str, Any] = {
             "explainer": self.to_json(),
             "seed": key.seed,
             "plan": asdict(task.predictor.plan),
-            "halvings": halvings,
+            "halvings": context.halvings,
             **stated,
         }
-        if promised is not None:
-            provenance |= checked_sum(self.name, self.law, self.exact, promised, values)
+        if expected is not None:
+            provenance |= check_completeness(self.name, self.completeness, self.exact, expected, values)
         if halves:
-            provenance |= measured(self.name, halves)
+            provenance |= check_repeatability(self.name, halves)
         return Explanation(
             values,
             space,
@@ -185,7 +190,7 @@ class Explainer(Settings):
                 parts.append(self._maps(piece, own))
                 outputs += [piece.known("outputs")] if noisy else []
         if noisy and all(part is not None for part in outputs):
-            hand_along(task, torch.cat(outputs))
+            keep_outputs(task, torch.cat(outputs))
         values = torch.cat(parts) if len(parts) > 1 else parts[0]
         return values if space.valid is None else values.masked_fill(~space.valid, 0.0)
 
@@ -279,7 +284,7 @@ def as_explainer(explainer: Any, **settings: Any) -> Explainer:
     )
 
 
-def hand_along(task: Task, outputs: Tensor) -> None:
+def keep_outputs(task: Task, outputs: Tensor) -> None:
     """Keep outputs that an explainer computed on its way in a world of noise: nobody need ask for them again.
 
     Those of an unperturbed task are asked, and checked, by the task itself.
@@ -291,3 +296,46 @@ def hand_along(task: Task, outputs: Tensor) -> None:
 def selected(outputs: Tensor, targets: Tensor) -> Tensor:
     """The explained output of each row."""
     return outputs.gather(1, targets[:, None])[:, 0]
+
+
+# --- explanations kept on disk ---------------------------------------------------------------------------
+
+
+class ExplanationCache:
+    """A folder of explanations, addressed by what made them."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def path(self, explainer: Explainer, task: Task, key: Key) -> Path:
+        """Where the explanation of this content lies."""
+        content = {
+            "task": task.content_hash(),
+            "explainer": explainer.to_json(),
+            "key": [key.seed, *key.path],
+            "plan": asdict(task.predictor.plan),
+            "device": task.device.type,
+            # what a model computes does not all lie in its weights
+            "outputs": hashlib.blake2b(task.outputs.double().cpu().numpy().tobytes()).hexdigest(),
+        }
+        digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return self.folder / f"{re.sub(r'[^0-9a-zA-Z_]+', '-', explainer.name)}-{digest}.safetensors"
+
+    def get(self, explainer: Explainer, task: Task, key: Key, memo: Memo | None = None) -> Explanation:
+        """Read the explanation, or make it and keep it; where a user's function takes part it is not kept."""
+        from veridical.models.adapters import ArrayModel, FunctionModel
+
+        model = task.predictor.model
+        bare = isinstance(model, FunctionModel) or (isinstance(model, ArrayModel) and model.estimator is None)
+        if bare or holds_code(explainer) or holds_code(task.fill):
+            log.info("'%s' is not cached: a function takes part, and its source may change", explainer.name)
+            return explainer(task, key, memo)
+        path = self.path(explainer, task, key)
+        if path.is_file():
+            try:
+                return Explanation.load(path, path.stem).to(task.device)
+            except FormatError as error:
+                log.warning("%s; it is made again", error)
+        explanation = explainer(task, key, memo)
+        explanation.save(path, path.stem)
+        return explanation

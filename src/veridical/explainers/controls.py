@@ -13,8 +13,7 @@ from veridical.core import key as keyed
 from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.grid import as_features, time_axis
-from veridical.explainers.prompts import asks_prompts, lengths
+from veridical.explainers.layout import as_features, asks_prompts, lengths, time_axis
 from veridical.models.context import Context
 from veridical.perturb.fills import Backgrounds
 from veridical.values.task import Task

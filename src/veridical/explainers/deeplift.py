@@ -13,12 +13,12 @@ from veridical.core import key as keyed
 from veridical.core.allowed import Count, Value
 from veridical.core.key import Key
 from veridical.errors import NotApplicableError
-from veridical.explainers.base import hand_along, register, selected
+from veridical.explainers.base import keep_outputs, register, selected
+from veridical.explainers.diagnostics import difference_from_baselines
 from veridical.explainers.gradients import baseline_row, input_gradient, no_baseline
-from veridical.explainers.laws import change_from
-from veridical.explainers.prompts import at_response
+from veridical.explainers.layout import at_response
 from veridical.explainers.trace.differences import Differences, Record, apart, scattered
-from veridical.explainers.trace.explainer import TracingExplainer, traced_model, traced_outputs
+from veridical.explainers.trace.tracer import TracingExplainer, traced_model, traced_outputs
 from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.values.task import Task
@@ -35,8 +35,8 @@ class _FromBaselines(TracingExplainer):
         """The baselines (k, *input shape)."""
         raise NotApplicableError(f"explainer '{self.name}' does not say what its baselines are")
 
-    def _promised(self, task: Task, key: Key) -> Tensor:
-        return change_from(task, lambda at: self.starts(at, key))
+    def _expected_sum(self, task: Task, key: Key) -> Tensor:
+        return difference_from_baselines(task, lambda at: self.starts(at, key))
 
     def tracer(self, task: Task, x: Tensor) -> Differences:
         """For the trial of a model: differences to zeros."""
@@ -66,7 +66,7 @@ class _FromBaselines(TracingExplainer):
             records = _records(task, starts)
             tracer = Differences(rows, next(records))
             outputs = traced_outputs(task, tracer)
-            hand_along(task, outputs)
+            keep_outputs(task, outputs)
             explained, total = selected(outputs, task.targets).sum(), torch.zeros_like(task.inputs)
             for at, start in enumerate(starts.split(1)):
                 if at:
@@ -123,7 +123,7 @@ class DeepLift(_FromBaselines):
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "difference to a baseline, passed back by the rescale rule"
     paper: ClassVar[str] = "Shrikumar et al. 2017, section 3.5"
-    law: ClassVar[str] = "values sum to y(x) - y(baseline)"
+    completeness: ClassVar[str] = "values sum to y(x) - y(baseline)"
 
     def rows_per_sample(self, task: Task) -> int:
         return 2 if task.side else 1
@@ -155,7 +155,7 @@ class DeepLiftShap(_FromBaselines):
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "DeepLIFT averaged over reference rows as baselines"
     paper: ClassVar[str] = "Lundberg and Lee 2017, section 4.2"
-    law: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines"
+    completeness: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
     stochastic: ClassVar[bool] = True
 

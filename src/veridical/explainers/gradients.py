@@ -1,4 +1,4 @@
-"""Explainers that read one gradient, or the mean of several along a path or from many baselines."""
+"""Explainers that read one gradient, or several: along a path, from many baselines, under input noise."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from veridical.core import key as keyed
 from veridical.core.allowed import Count, NotNegative, Value
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, VeridicalError
-from veridical.explainers.base import Explainer, hand_along, register, selected
-from veridical.explainers.laws import change_from
+from veridical.explainers.base import Explainer, keep_outputs, register, selected
+from veridical.explainers.diagnostics import difference_from_baselines
 from veridical.models.context import Context
 from veridical.models.predictor import call, out_of_memory, repeat_side
 from veridical.models.sessions import Session
@@ -52,7 +52,7 @@ def gradient(task: Task, x: Tensor | None = None) -> Tensor:
     with Session(task.predictor, grad=True) as model:
         outputs = call(model, rows, side)
         if x is None:
-            hand_along(task, outputs)
+            keep_outputs(task, outputs)
         return input_gradient(selected(outputs, targets).sum(), rows)
 
 
@@ -231,7 +231,7 @@ class IntegratedGradients(Explainer):
     name: ClassVar[str] = "integrated_gradients"
     summary: ClassVar[str] = "gradients integrated from a baseline"
     paper: ClassVar[str] = "Sundararajan et al. 2017, eq. 1"
-    law: ClassVar[str] = "values sum to y(x) - y(baseline), as far as the steps integrate the path"
+    completeness: ClassVar[str] = "values sum to y(x) - y(baseline), as far as the steps integrate the path"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def __post_init__(self) -> None:
@@ -246,8 +246,8 @@ class IntegratedGradients(Explainer):
     def why_not(self, task: Task) -> str | None:
         return super().why_not(task) or no_baseline(task, self.baseline)
 
-    def _promised(self, task: Task, key: Key) -> Tensor:
-        return change_from(task, lambda at: baseline_row(at, self.baseline))
+    def _expected_sum(self, task: Task, key: Key) -> Tensor:
+        return difference_from_baselines(task, lambda at: baseline_row(at, self.baseline))
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         return integrated(task, task.inputs, baseline_row(task, self.baseline), self.rule, self.steps)
@@ -318,8 +318,8 @@ class _FromRandomBaselines(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return self.samples
 
-    def _promised(self, task: Task, key: Key) -> Tensor:
-        return change_from(task, _all_baselines)
+    def _expected_sum(self, task: Task, key: Key) -> Tensor:
+        return difference_from_baselines(task, _all_baselines)
 
 
 @register
@@ -335,7 +335,7 @@ class GradientShap(_FromRandomBaselines):
     name: ClassVar[str] = "gradient_shap"
     summary: ClassVar[str] = "gradients at random points on the way from random baselines"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
-    law: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines, in expectation"
+    completeness: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines, in expectation"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def attribute(self, task: Task, context: Context) -> Tensor:
@@ -352,8 +352,112 @@ class ExpectedGradients(_FromRandomBaselines):
     name: ClassVar[str] = "expected_gradients"
     summary: ClassVar[str] = "integrated gradients over all reference rows as baselines"
     paper: ClassVar[str] = "Erion et al. 2021"
-    law: ClassVar[str] = "values sum to y(x) less the mean of y over the reference rows, in expectation"
+    completeness: ClassVar[str] = (
+        "values sum to y(x) less the mean of y over the reference rows, in expectation"
+    )
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "train"})
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         return from_random_baselines(task, context.key, self.samples)
+
+
+Base = Literal["gradient", "integrated_gradients"]
+
+
+def no_noise_on_units(task: Task) -> str | None:
+    """Why inputs take no noise, or None if they do."""
+    return "it adds noise to inputs, and a unit is on or off" if task.modality == "units" else None
+
+
+@dataclass(frozen=True)
+class Smoothing(Explainer):
+    """Base of the methods that repeat a map under noise N(0, (noise * range)^2) added to the input.
+
+    The published F-Fidelity program repeats base="integrated_gradients".
+    """
+
+    samples: Count = 32
+    """Noisy copies per sample."""
+    noise: NotNegative = 0.15
+    """Deviation of the noise, as a share of each sample's own range."""
+    base: Base = "gradient"
+    """The map that is repeated: "gradient", or "integrated_gradients" from zero."""
+    steps: Count = 16
+    """Points on the path, where the base is "integrated_gradients"."""
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    stochastic: ClassVar[bool] = True
+
+    def why_not(self, task: Task) -> str | None:
+        return super().why_not(task) or no_noise_on_units(task)
+
+    @property
+    def _rows_each(self) -> int:
+        return self.steps if self.base == "integrated_gradients" else 1
+
+    def rows_per_sample(self, task: Task) -> int:
+        return self.samples * self._rows_each
+
+    def noisy_maps(self, task: Task, key: Key) -> Iterator[Tensor]:
+        """The maps under noise, some draws at a time: (n, draws, *input shape)."""
+        for part in parts(self.samples, len(task) * self._rows_each, task.predictor.rows):
+            draws = torch.arange(part.start, part.stop, device=task.device)
+            x = (task.inputs[:, None] + input_noise(task, key, draws, self.noise)).flatten(0, 1)
+            if self.base == "gradient":
+                maps = gradient(task, x)
+            else:
+                maps = integrated(task, x, baseline_row(task, 0.0), "gauss_legendre", self.steps)
+            yield maps.unflatten(0, (len(task), -1))
+
+
+@register
+@dataclass(frozen=True)
+class SmoothGrad(Smoothing):
+    """The mean map under input noise: 1/S sum_s g(x + n_s), signs kept."""
+
+    name: ClassVar[str] = "smoothgrad"
+    summary: ClassVar[str] = "mean gradient under input noise"
+    paper: ClassVar[str] = "Smilkov et al. 2017"
+
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        total = torch.zeros_like(task.inputs)
+        for maps in self.noisy_maps(task, context.key):
+            total += maps.sum(1)
+        return total / self.samples
+
+
+@register
+@dataclass(frozen=True)
+class SmoothGradSquared(Smoothing):
+    """The mean squared map under input noise: 1/S sum_s g(x + n_s)^2."""
+
+    name: ClassVar[str] = "smoothgrad_squared"
+    summary: ClassVar[str] = "mean squared gradient under input noise"
+    paper: ClassVar[str] = "Hooker et al. 2019"
+
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        total = torch.zeros_like(task.inputs)
+        for maps in self.noisy_maps(task, context.key):
+            total += maps.square().sum(1)
+        return total / self.samples
+
+
+@register
+@dataclass(frozen=True)
+class VarGrad(Smoothing):
+    """The variance of the map under input noise: 1/S sum_s (g(x + n_s) - mean)^2."""
+
+    name: ClassVar[str] = "vargrad"
+    summary: ClassVar[str] = "variance of the gradient under input noise"
+    paper: ClassVar[str] = "Adebayo et al. 2018"
+
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        first: Tensor | None = None
+        total = torch.zeros_like(task.inputs)
+        squares = torch.zeros_like(task.inputs)
+        for maps in self.noisy_maps(task, context.key):
+            # measured from the first draw: E[g^2] - E[g]^2 would cancel where the mean is large
+            first = maps[:, :1] if first is None else first
+            away = maps - first
+            total += away.sum(1)
+            squares += away.square().sum(1)
+        return (squares / self.samples - (total / self.samples).square()).clamp(min=0)

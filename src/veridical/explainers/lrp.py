@@ -10,12 +10,12 @@ from torch import Tensor
 from veridical.core.allowed import LARGE, NotNegative, Value, Within
 from veridical.core.key import Key
 from veridical.explainers.base import register
-from veridical.explainers.laws import explained_output
-from veridical.explainers.prompts import at_logits
-from veridical.explainers.trace.explainer import TracingExplainer, traced_model
+from veridical.explainers.diagnostics import output_of_target
+from veridical.explainers.layout import at_logits
 from veridical.explainers.trace.operations import tensors
 from veridical.explainers.trace.relevance import Relevance
 from veridical.explainers.trace.relevance_rules import Further, RuleName, Rules, Work
+from veridical.explainers.trace.tracer import TracingExplainer, traced_model
 from veridical.models.context import Context
 from veridical.models.cost import Cost, Meter
 from veridical.values.task import Task
@@ -44,11 +44,11 @@ class _Propagation(TracingExplainer):
 
     version: ClassVar[int] = 2
     paper: ClassVar[str] = "Bach et al. 2015"
-    law: ClassVar[str] = "values sum to y(x), less what biases and the rules' denominators take"
+    completeness: ClassVar[str] = "values sum to y(x), less what biases and the rules' denominators take"
     exact: ClassVar[bool] = False
 
-    def _promised(self, task: Task, key: Key) -> Tensor:
-        return explained_output(at_logits(task))
+    def _expected_sum(self, task: Task, key: Key) -> Tensor:
+        return output_of_target(at_logits(task))
 
     def rules(self) -> Rules:
         """The rule of each kind of layer."""

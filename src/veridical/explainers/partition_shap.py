@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, ClassVar
+from heapq import heappop, heappush
+from typing import Annotated, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from veridical.core.allowed import MANY, Within
 from veridical.explainers.base import register
-from veridical.explainers.masking import SharesOut
+from veridical.explainers.occlusion import SharesOut
 from veridical.models.context import Context
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given, MaskRule
@@ -26,7 +27,7 @@ from veridical.values.space import Space
 from veridical.values.task import Task
 
 TOGETHER = 10
-"""Masks that one sample is asked about at a time; the next ones follow the answers."""
+"""Masks of one sample that are evaluated at a time; the next ones follow the outputs."""
 _NUMBERS_KEPT = 2**25  # of the trees of all samples that are explained together: 256 MB
 
 
@@ -49,10 +50,8 @@ class PartitionShap(SharesOut):
 
     def _pieces(self, task: Task) -> Iterator[Task]:
         # not as many as fill a chunk: what is left over of each sample's masks shares chunks with the others'
-        each = 8 * _room(_sizes(task), self.budget) + (2 << depth_of(task.space.n_features))
-        count = -(-len(task) // max(1, _NUMBERS_KEPT // each))
-        size = -(-len(task) // count)
-        return iter([task]) if count == 1 else (task[at : at + size] for at in range(0, len(task), size))
+        size = max(1, _NUMBERS_KEPT // (2 << depth_of(task.space.n_features)))
+        return iter([task]) if size >= len(task) else (task[i : i + size] for i in range(0, len(task), size))
 
     def masks(self, task: Task) -> Tensor:
         most = 2 * ((self.budget - 1) // 2)
@@ -60,118 +59,97 @@ class PartitionShap(SharesOut):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         everything = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
-        low = self._asked(task, Given(everything), context)[:, 0]
+        low = self._evaluate(task, Given(everything), context)[:, 0]
         features, high = paths_of(task), task.clean_response("logit")[:, 0].to(low)
-        branches = _Branches(low, high, task.space.counts(len(task)), _sizes(task), self.budget)
-        rows = torch.arange(len(task), device=task.device)
-        while any(counts := branches.next_ones()):
-            for count in sorted(set(counts) - {0}):
-                index, part, own = rows, task, features
-                if len(set(counts)) > 1:
-                    alike = [i for i, each in enumerate(counts) if each == count]
-                    index = torch.tensor(alike, device=task.device)
-                    part, own = task[index], features if len(features) == 1 else features[index]
-                paths, there = branches.halve(index, count)
-                rule = Beside(own, paths.to(own.dtype), there.to(own.dtype))
-                branches.answer(self._asked(part, rule, context))
-        return branches.shares(features).to(task.outputs.dtype)
+        samples = zip(low.tolist(), high.tolist(), _sizes(task), strict=True)
+        trees = [_Tree(Branch(0, 0, 0, size, *ends, 1.0), self.budget - 2) for *ends, size in samples]
+        while any([tree.choose() for tree in trees]):  # noqa: C419 (all of them choose)
+            for count in sorted({len(tree.chosen) for tree in trees} - {0}):
+                index = [i for i, tree in enumerate(trees) if len(tree.chosen) == count]
+                masks = torch.tensor([trees[i].masks() for i in index], device=task.device).to(features.dtype)
+                own = features if len(features) == 1 else features[index]
+                rule = Beside(own, *masks.unbind(1))
+                outputs = self._evaluate(task[torch.tensor(index, device=task.device)], rule, context)
+                for i, row in zip(index, outputs.tolist(), strict=True):
+                    trees[i].halve(row)
+        return _shares(trees, features, low).to(task.outputs.dtype)
 
-    def _asked(self, task: Task, rule: MaskRule, context: Context) -> Tensor:
+    def _evaluate(self, task: Task, rule: MaskRule, context: Context) -> Tensor:
         return probe(task, rule, response="logit", key=self.fill_key(context.key), memo=context.memo)
 
 
 def _sizes(task: Task) -> list[int]:
-    """How many features each sample has; where all have all, that is known without a look."""
-    if task.space.valid is None:
-        return [task.space.n_features] * len(task)
-    counts: list[int] = task.space.valid.sum(-1).tolist()
+    """How many features each sample has."""
+    counts: list[int] = task.space.counts(len(task)).tolist()
     return counts
 
 
-def _room(sizes: list[int], budget: int) -> int:
-    """How many branches a sample may come to have."""
-    return 1 + 2 * min(2 * ((budget - 1) // 2), max(map(rows_of_tree, sizes)))
+class Branch(NamedTuple):
+    """Some neighbouring features of a sample, and what is there beside them."""
+
+    depth: int
+    path: int
+    there: int
+    """Bit d is set if the half that the path left aside at depth d is there."""
+    size: int
+    low: float
+    """The output without the branch."""
+    high: float
+    """The output with it."""
+    weight: float
+
+    @property
+    def worth(self) -> float:
+        """How much of the output changes hands."""
+        return abs(self.high - self.low) * self.weight
 
 
-class _Branches:
-    """The branches of all samples that wait to be halved, those that move the output most first.
+class _Tree:
+    """The branches of one sample: those that move the output most are halved first, of equals the first."""
 
-    Each has a place (sample, k), earlier ones before later ones: its depth, its path, what is there beside it
-    (`halving_tree`), how many features it has, the outputs without and with it, and its weight. All of it
-    lies on the device, and nothing looks there unless branches may run out.
-    """
+    def __init__(self, root: Branch, budget: int) -> None:
+        self.branches: dict[int, Branch] = {}
+        self._waiting: list[tuple[float, int]] = []
+        self._left, self._number = budget, 0
+        self._add(root)
 
-    def __init__(self, low: Tensor, high: Tensor, size: Tensor, sizes: list[int], budget: int) -> None:
-        room = _room(sizes, budget)
-        self._left, self._halved = [budget - 2] * len(sizes), 0
-        self._filled = torch.ones_like(size)
-        self._branch = size.new_zeros(len(size), room, 4)
-        self._branch[:, 0, 3] = size
-        self._value = low.new_zeros(len(size), room, 3)
-        self._value[:, 0] = torch.stack([low, high, torch.ones_like(low)], -1)
-        # what changes hands; below 0 where nothing waits
-        self._none = low.new_full((), -1.0)  # a number of Python's would be sent to a GPU, which waits
-        self._worth = self._none.repeat(len(size), room)
-        self._worth[:, 0] = torch.where(size > 1, (high - low).abs(), -1.0)
-        # of the 16 branches at depth 2 twelve are halved to the end before fewer than 5 branches wait
-        self._plenty = min(sizes) >= 8 and budget <= 10 + 12 * rows_of_tree(min(sizes) // 4)
+    def _add(self, branch: Branch) -> None:
+        self.branches[self._number] = branch
+        if branch.size > 1 and branch.worth >= 0:
+            heappush(self._waiting, (-branch.worth, self._number))
+        self._number += 1
 
-    def next_ones(self) -> list[int]:
-        """How many branches of each sample to halve next."""
-        if self._plenty:
-            waiting = [1 + 3 * self._halved] * len(self._left)
-        else:
-            waiting = (self._worth >= 0).sum(-1).tolist()
-        may = [max(0, -(-min(TOGETHER, left) // 2)) for left in self._left]
-        counts = [min(each) for each in zip(may, waiting, strict=True)]
-        self._left = [left - 2 * count for left, count in zip(self._left, counts, strict=True)]
-        self._halved += max(counts)
-        return counts
+    def choose(self) -> bool:
+        """Choose the branches to halve next; whether there are any."""
+        count = min(max(0, -(-min(TOGETHER, self._left) // 2)), len(self._waiting))
+        self._left -= 2 * count
+        self.chosen = [self.branches.pop(heappop(self._waiting)[1]) for _ in range(count)]
+        return bool(count)
 
-    def halve(self, samples: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The masks (n, 2 * count) to ask these samples about: each branch with its first, its second half.
+    def masks(self) -> tuple[list[int], list[int]]:
+        """Paths and what is there, for each chosen branch with its first, then with its second half."""
+        paths = [path for each in self.chosen for path in (each.path | 1 << each.depth, each.path)]
+        return paths, [each.there | 1 << each.depth for each in self.chosen for _ in range(2)]
 
-        Of equals the first comes first.
-        """
-        worth, chosen = self._worth[samples, : 1 + 4 * self._halved], []
-        for _ in range(count):
-            chosen.append(worth.argmax(-1, keepdim=True))
-            worth.scatter_(-1, chosen[-1], -1.0)
-        self._open = samples[:, None], torch.cat(chosen, -1)
-        self._worth[self._open] = self._none
-        depth, path, there, _ = self._branch[self._open].unbind(-1)
-        side = 1 << depth
-        # with the first half there the path goes on into the second
-        return torch.stack([path | side, path], -1).flatten(1), (there | side).repeat_interleave(2, -1)
-
-    def answer(self, found: Tensor) -> None:
-        """Hand what was found to the halves, each without and with the other one."""
-        rows, at = self._open
-        left, right = found.unflatten(-1, (-1, 2)).unbind(-1)
-        low, high, weight = self._value[rows, at].unbind(-1)
-        depth, path, there, size = self._branch[rows, at].unbind(-1)
-        self._value[rows, at] = self._value.new_zeros(3)
-        second, both, half, less = path | (1 << depth), there | (1 << depth), size // 2, weight / 2
-        branch = _columns(
-            [depth + 1] * 4, [path, second] * 2, [there, there, both, both], [half, size - half] * 2
-        )
-        value = _columns([low, low, right, left], [left, right, high, high], [less] * 4)
-        new = rows, self._filled[rows] + torch.arange(branch.shape[1], device=at.device)
-        self._filled[rows] += branch.shape[1]
-        self._branch[new], self._value[new] = branch, value
-        worth = (value[..., 1] - value[..., 0]).abs() * value[..., 2]
-        self._worth[new] = torch.where(branch[..., 3] > 1, worth, -1.0)
-
-    def shares(self, features: Tensor) -> Tensor:
-        """What each feature gets: equal shares of all branches that were not halved."""
-        low, high, weight = self._value.unbind(-1)
-        depth, path, _, size = self._branch.unbind(-1)
-        return handed_down((high - low) * weight / size.clamp(min=1), depth, path, features)
+    def halve(self, outputs: list[float]) -> None:
+        """Put halves in the place of the chosen branches, each without and with the other one."""
+        for branch, first, second in zip(self.chosen, outputs[::2], outputs[1::2], strict=True):
+            depth, path, there, size, low, high, weight = branch
+            other, both, half = path | 1 << depth, there | 1 << depth, size // 2
+            self._add(Branch(depth + 1, path, there, half, low, first, weight / 2))
+            self._add(Branch(depth + 1, other, there, size - half, low, second, weight / 2))
+            self._add(Branch(depth + 1, path, both, half, second, high, weight / 2))
+            self._add(Branch(depth + 1, other, both, size - half, first, high, weight / 2))
 
 
-def _columns(*facts: list[Tensor]) -> Tensor:
-    """(n, halves, facts): what is known of each half, those of one branch together."""
-    return torch.stack([torch.stack(each, -1) for each in facts], -1).flatten(1, 2)
+def _shares(trees: list[_Tree], features: Tensor, like: Tensor) -> Tensor:
+    """What each feature gets: equal shares of all branches that were not halved."""
+    most = max(len(tree.branches) for tree in trees)
+    none = Branch(0, 0, 0, 1, 0.0, 0.0, 0.0)
+    rows = [[*tree.branches.values(), *[none] * (most - len(tree.branches))] for tree in trees]
+    amounts = [[(b.high - b.low) * b.weight / max(b.size, 1) for b in row] for row in rows]
+    places = torch.tensor([[(b.depth, b.path) for b in row] for row in rows], device=like.device)
+    return handed_down(torch.tensor(amounts, dtype=torch.float64).to(like), *places.unbind(-1), features)
 
 
 # --- the tree ---------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Between, Count, Within
 from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.grid import Cells, few_cells, grid_cells
-from veridical.explainers.masking import IndependentCoins, mask_pieces, written_out
-from veridical.explainers.repeatability import note_halves
+from veridical.explainers.diagnostics import record_split_half
+from veridical.explainers.layout import Cells, few_cells, grid_cells
+from veridical.explainers.occlusion import IndependentCoins, mask_pieces, written_out
 from veridical.explainers.surrogates import sample_blocks
 from veridical.functional.devices import at_a_time
 from veridical.models.context import Context
@@ -92,7 +92,7 @@ class Rise(Explainer):
             totals = _Totals(len(task), features, task.device)
             for some in sample_blocks(len(task), self.draws * features, task.device):
                 totals.add(some, 0, answers[some], (~rule.masks[some]).double())
-        note_halves(context, task, self.draws, lambda half: totals.map(slice(half, half + 1), self))
+        record_split_half(context, task, self.draws, lambda half: totals.map(slice(half, half + 1), self))
         values = totals.map(slice(2), self)
         return (values if joined is None else values[:, joined.of]).to(task.outputs.dtype)
 
@@ -276,7 +276,7 @@ class Sobol(_RandomMasks):
         spread = base[..., 0].var(1, keepdim=True)
         squares = (base - moved).square()
         # what both halves are divided by does not change their correlation
-        note_halves(context, task, self.draws, lambda half: squares[:, half::2].mean(1))
+        record_split_half(context, task, self.draws, lambda half: squares[:, half::2].mean(1))
         share = squares.mean(1) / (4 * spread)
         return share.nan_to_num(0.0, 0.0, 0.0)
 
@@ -308,7 +308,7 @@ class Hsic(_RandomMasks):
         def half(at: int) -> Tensor:
             return dependence(masks[:, at::2], answers[:, at::2])
 
-        note_halves(context, task, self.draws, half)
+        record_split_half(context, task, self.draws, half)
         return dependence(masks, answers)
 
 

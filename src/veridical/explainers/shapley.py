@@ -16,15 +16,14 @@ from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Count, Within
 from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, Explainer, register
-from veridical.explainers.laws import change_from_nothing
-from veridical.explainers.masking import (
+from veridical.explainers.diagnostics import difference_from_empty, record_split_half
+from veridical.explainers.occlusion import (
     FitsCells,
     SharesOut,
     SizedSubsets,
     mask_pieces,
     written_out,
 )
-from veridical.explainers.repeatability import note_halves
 from veridical.explainers.surrogates import least_squares, sample_blocks, shared_counts, solved
 from veridical.models.context import Context
 from veridical.perturb.probe import probe
@@ -142,11 +141,11 @@ class ShapleySampling(Explainer):
     name: ClassVar[str] = "shapley_sampling"
     summary: ClassVar[str] = "Shapley values from random orders in which features leave"
     paper: ClassVar[str] = "Castro et al. 2009; Mitchell et al. 2022"
-    law: ClassVar[str] = "values sum to y(x) - y(everything removed)"
+    completeness: ClassVar[str] = "values sum to y(x) - y(everything removed)"
     stochastic: ClassVar[bool] = True
 
-    def _promised(self, task: Task, key: Key) -> Tensor:
-        return change_from_nothing(task, FILL_KEY)
+    def _expected_sum(self, task: Task, key: Key) -> Tensor:
+        return difference_from_empty(task, FILL_KEY)
 
     def rows_per_sample(self, task: Task) -> int:
         return (self.orders * (task.space.n_features - 1) + 1) * task.fill.repeats_on(task)
@@ -164,7 +163,7 @@ class ShapleySampling(Explainer):
         ends = [end[:, None].expand(-1, self.orders, -1) for end in (clean, empty)]
         curve = torch.cat([ends[0], steps, ends[1]], -1)
         lost = (curve[..., :-1] - curve[..., 1:]).gather(-1, ranks)
-        note_halves(context, task, self.orders, partial(_half_mean, lost))
+        record_split_half(context, task, self.orders, partial(_half_mean, lost))
         return lost.mean(1).to(task.outputs.dtype)
 
     def _ranks(self, task: Task, key: Key) -> Tensor:
@@ -288,7 +287,7 @@ class KernelShap(FitsCells, SharesOut):
             if not exact:
                 # sizes run evenly from the smallest to the largest, so that every second set has them all
                 half = partial(_half_fit, kept[some], of_pairs, total[some], valid[some])
-                note_halves(context, task, pairs, half, some)
+                record_split_half(context, task, pairs, half, some)
         return out.to(task.outputs.dtype)
 
     @staticmethod

@@ -14,8 +14,8 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Positive, Within
 from veridical.explainers.base import register
-from veridical.explainers.masking import FitsCells, IndependentCoins, mask_pieces, written_out
-from veridical.explainers.repeatability import note_halves
+from veridical.explainers.diagnostics import record_split_half
+from veridical.explainers.occlusion import FitsCells, IndependentCoins, mask_pieces, written_out
 from veridical.functional.devices import at_a_time, no_autocast
 from veridical.models.context import Context
 from veridical.models.cost import Cost
@@ -84,7 +84,7 @@ class Lime(FitsCells):
             fit = (removed, -answers[some], weights)
             out[some] = ridge_fit(*fit, self.ridge, gram)
             half = partial(_half_fit, *fit, self.ridge)
-            note_halves(context, task, self.draws, half, some)
+            record_split_half(context, task, self.draws, half, some)
         return out.to(task.outputs.dtype)
 
 

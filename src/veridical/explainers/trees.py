@@ -14,7 +14,7 @@ from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.errors import missing_extra
 from veridical.explainers.base import Explainer, register
-from veridical.explainers.laws import change_from
+from veridical.explainers.diagnostics import difference_from_baselines
 from veridical.models.context import Context
 from veridical.models.estimators import Logits
 from veridical.values.task import Task
@@ -40,7 +40,7 @@ class TreeShap(Explainer):
     paper: ClassVar[str] = "Lundberg et al. 2020"
     modalities: ClassVar[frozenset[str]] = frozenset({"table"})
     needs: ClassVar[frozenset[str]] = frozenset({"train"})
-    law: ClassVar[str] = "values sum to the ensemble's own output less its mean over the background"
+    completeness: ClassVar[str] = "values sum to the ensemble's own output less its mean over the background"
 
     def why_not(self, task: Task) -> str | None:
         if importlib.util.find_spec("shap") is None:
@@ -72,11 +72,11 @@ class TreeShap(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return 0
 
-    def _promised(self, task: Task, key: Key) -> Tensor:
+    def _expected_sum(self, task: Task, key: Key) -> Tensor:
         # of the model and not of shap, whose own mean leaves out the base scores of some ensembles
         background = _background(task, self.background)
         if not _of_probability(task):
-            return change_from(task, lambda _: background)
+            return difference_from_baselines(task, lambda _: background)
         own, below = (
             torch.as_tensor(np.asarray(_estimator(task).predict_proba(_decoded(task, rows)))).double()
             for rows in (task.inputs, background)
@@ -85,7 +85,7 @@ class TreeShap(Explainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         explainer = _explainer(task, self.background)
-        # shap checks sums itself to 1e-2 and stops; our own law measures them
+        # shap checks sums itself to 1e-2 and stops; the completeness check measures them
         found = np.asarray(explainer.shap_values(task.inputs.cpu().numpy(), check_additivity=False))
         values = torch.as_tensor(found, dtype=torch.float64)
         if values.dim() == 3:

@@ -12,7 +12,7 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, unknown_name
-from veridical.explainers.grid import time_axis
+from veridical.explainers.layout import time_axis
 from veridical.metrics.input_noise import movable, touched, uniform_noise, why_no_noise
 from veridical.values.task import Task
 

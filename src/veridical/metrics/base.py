@@ -14,7 +14,7 @@ from veridical.core.registry import Registry
 from veridical.core.settings import Settings
 from veridical.errors import NotApplicableError, ShapeError
 from veridical.explainers.base import MODALITIES, Explainer
-from veridical.explainers.first_maps import FirstMaps
+from veridical.explainers.diagnostics import ConstantMaps
 from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
 from veridical.perturb.fills import Backgrounds, Fill
@@ -245,12 +245,12 @@ class ExplainerMetric(AnyMetric):
         memo: Memo | None = None,
     ) -> Scores:
         """Score every sample; with `memo` as a part of a larger call."""
-        first = FirstMaps(task)
+        first = ConstantMaps(task)
         context = replace(Context.begun(task.predictor, key / self.name, memo), notice=first.notice)
         self.check(task)
         explainer.check(task)
         outcome = self.evaluate(task, explainer, context)
-        outcome = replace(outcome, flags={CONSTANT: first.constant, **outcome.flags})
+        outcome = replace(outcome, flags={CONSTANT: first.flags, **outcome.flags})
         return self._scores(task, outcome, explainer.name, key, context, explainer)
 
     @property

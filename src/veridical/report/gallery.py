@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 from veridical.data.generation import Generation
 from veridical.data.prompt_checks import PromptChecks
 from veridical.data.prompt_texts import Prompt, parts
-from veridical.explainers.laws import notes
+from veridical.explainers.diagnostics import notes
 from veridical.functional import average_ranks
 from veridical.plots import slices
 from veridical.report.rendering import plain

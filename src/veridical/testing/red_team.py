@@ -19,7 +19,7 @@ from veridical.core.key import Key
 from veridical.errors import unknown_name
 from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.controls import image_edges, jumps
-from veridical.explainers.grid import as_features, time_axis
+from veridical.explainers.layout import as_features, time_axis
 from veridical.models.context import Context
 from veridical.models.predictor import take_side
 from veridical.values.task import Task

@@ -31,7 +31,15 @@ from veridical.explainers.trace.relevance_rules import (
     shared,
     summed,
 )
-from veridical.explainers.trace.tracer import Detached, TensorDict, TensorSet, Tracer, pulled, route, without_graph
+from veridical.explainers.trace.tracer import (
+    Detached,
+    TensorDict,
+    TensorSet,
+    Tracer,
+    pulled,
+    route,
+    without_graph,
+)
 
 _SIZES = frozenset({"sqrt", "rsqrt", "reciprocal", "std", "norm", "vector_norm", "pow"})
 _SPREADING = frozenset(
