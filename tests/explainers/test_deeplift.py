@@ -128,12 +128,6 @@ def test_complete_on_activations_captum_passes_over(act: type[nn.Module]) -> Non
     assert complete(task, DeepLift(0.1)(task).values, 0.1)
 
 
-def test_input_equal_to_the_baseline_gives_zeros() -> None:
-    net = conv_net(pool=nn.MaxPool2d)
-    task = vd.Task(net, torch.zeros(2, 2, 8, 8, dtype=torch.float64), plan=Plan(rows=8))
-    assert bool((DeepLift()(task).values == 0).all())
-
-
 def test_side_inputs_go_with_both_halves() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -255,20 +249,6 @@ def test_a_way_chosen_by_values_is_refused() -> None:
 # --- DeepLIFT SHAP ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("net", [conv_net(), conv_net(pool=nn.MaxPool2d)])
-def test_the_mean_over_reference_rows_is_complete_and_equals_single_baselines(net: nn.Module) -> None:
-    task = image_task(net, train=draw(3, 2, 8, 8, seed=9))
-    found = DeepLiftShap()(task)
-    with torch.no_grad():
-        moved = net(task.inputs) - net(task.train).mean(0)
-    expected = moved.gather(1, task.targets[:, None])[:, 0]
-    torch.testing.assert_close(found.values.sum(-1), expected, rtol=0, atol=1e-9)
-    assert found.cost == DeepLiftShap()._declared(task) == vd.models.Cost(6 + 3, 3 * 6)  # x runs once for all
-    one = image_task(net, train=task.train[:1])
-    torch.testing.assert_close(DeepLiftShap()(one).values, DeepLift("mean")(one).values)
-    assert not torch.allclose(found.values, DeepLift("mean")(task).values, atol=1e-6)
-
-
 @pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
 def test_deeplift_shap_agrees_with_captum() -> None:
     task = image_task(conv_net(), train=draw(4, 2, 8, 8, seed=9))
@@ -297,42 +277,6 @@ def test_wrong_baselines_are_refused() -> None:
     task, _ = linear_task(train=0)
     with pytest.raises(NotApplicableError, match="reference rows"):
         DeepLift("mean")(task)
-
-
-class Weighed(nn.Module):
-    """A row times what it is given beside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor, beside: Tensor) -> Tensor:
-        return self.second(torch.tanh(self.first(x)) * beside[:, None])
-
-
-class Fixed(nn.Module):
-    """The same with one number beside every row."""
-
-    def __init__(self, net: nn.Module, beside: Tensor) -> None:
-        super().__init__()
-        self.net, self.beside = net, beside
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x, self.beside.expand(len(x)))
-
-
-def test_baselines_of_deeplift_shap_keep_the_side_inputs_of_each_sample() -> None:
-    torch.manual_seed(0)
-    net, x, train = Weighed().double(), torch.randn(4, 5).double(), torch.randn(3, 5).double()
-    beside = torch.tensor([0.5, 1.0, -2.0, 3.0]).double()
-    task = vd.Task(net, x, side=(beside,), train=train, targets=[0, 1, 2, 0])
-    explainer = DeepLiftShap()
-    found = explainer(task)
-    assert found.cost == explainer._declared(task) == vd.models.Cost(4 + 3 * 4, 3 * 4)
-    assert found.provenance["completeness"]["largest_residual"] < 1e-9
-    for i in range(4):
-        alone = vd.Task(Fixed(net, beside[i]), x[i : i + 1], train=train, targets=[int(task.targets[i])])
-        torch.testing.assert_close(explainer(alone).values[0], found.values[i])
 
 
 class Attends(nn.Module):

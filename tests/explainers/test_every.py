@@ -74,13 +74,17 @@ class Watched(nn.Module):
 
 
 @pytest.mark.parametrize("name", ON_IMAGES)
-def test_no_call_is_larger_than_the_plan(name: str) -> None:
+def test_no_call_is_larger_than_the_plan_and_chunks_do_not_matter(name: str) -> None:
     net = Watched()
     task = image_task(net, plan=Plan(rows=8), samples=20)
     explainer = made(name, task)
     net.most = 0
-    cost = explainer(task).cost
+    found = explainer(task)
+    cost = found.cost
     assert net.most <= 8
+    many = explainer(task.with_plan(Plan(rows=64)))
+    torch.testing.assert_close(found.values, many.values, rtol=0, atol=1e-9)
+    assert cost == many.cost
     assert bool(cost.backward) == ("gradient" in explainer.needs)
     assert bool(cost.forward) != explainer.control
 

@@ -12,8 +12,6 @@ from tests.reference.shapley import exact_shapley
 from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import KernelShap, Lime
-from veridical.explainers.shapley import _deviations
-from veridical.models.predictor import Plan
 from veridical.perturb.fills import Constant, Token
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -140,30 +138,9 @@ def test_valid_tokens_only_whatever_else_is_in_the_batch():
     assert 7 + 15 + 1 < found.cost.forward <= 7 + 15 + 1 + 39  # a set drawn twice is asked once
 
 
-def test_chunks_do_not_matter(table):
-    whole = KernelShap(15)(table, Key(5))
-    small = KernelShap(15)(table.with_plan(Plan(rows=8)), Key(5))
-    assert torch.allclose(whole.values, small.values, atol=1e-9)
-    assert not torch.allclose(whole.values, KernelShap(15)(table, Key(6)).values, atol=1e-6)
-
-
 def test_budget_is_checked():
     with pytest.raises(InputError, match="budget is a whole number from 3"):
         KernelShap(2)
-
-
-@pytest.mark.parametrize("features", [6, 40])  # fewer features than sets, and more
-def test_no_weights_are_weights_of_one(features: int) -> None:
-    draw = torch.Generator().manual_seed(1)
-    kept = torch.rand(2, 10, features, generator=draw) < 0.5
-    answers = torch.randn(2, 10, 2, generator=draw, dtype=torch.float64)
-    total = torch.randn(2, 1, generator=draw, dtype=torch.float64)
-    valid, one = torch.ones(2, features, dtype=torch.bool), torch.ones(2, 10, dtype=torch.float64)
-    found = _deviations(kept, answers, total, valid, None)
-    assert torch.equal(found, _deviations(kept, answers, total, valid, one))
-    other = _deviations(kept, answers, total, valid, torch.arange(1.0, 11).double().expand(2, 10))
-    assert features > 10 or not torch.allclose(found, other, atol=1e-3)
-    torch.testing.assert_close(found.sum(-1), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 def _mnist_like(side: int = 28) -> Task:

@@ -11,44 +11,6 @@ from torch.nn import functional as F
 
 import veridical as vd
 from tests.reference.small_nets import draw, seeded
-from veridical.explainers import registry
-
-
-class Twice(nn.Module):
-    """A convolution whose answer is normed and also read as it is, and one layer norm in pieces."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(2, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4)
-        self.second, self.last = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4 * 16, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.first(x)
-        h = z + self.second(F.relu(self.norm(z)))
-        left, right = h.chunk(2, 1)
-        top, _ = torch.cat([right, left], 1).flatten(2).max(-1, keepdim=True)
-        return self.last(F.dropout(h, 0.5, self.training).flatten(1)) + top.squeeze(-1)[:, :3]
-
-
-def twice() -> nn.Module:
-    net = seeded(Twice()).eval()
-    with torch.no_grad():
-        net.norm.running_mean.copy_(draw(4, seed=5))
-        net.norm.running_var.copy_(draw(4, seed=6).abs() + 0.5)
-        net.norm.weight.copy_(draw(4, seed=7))
-    return net
-
-
-NAMES = ["lrp", "lrp_epsilon", "lrp_gamma", "lrp_z_plus", "lrp_alpha_beta"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_layer_that_is_read_twice_is_run_and_counted_once(name: str) -> None:
-    task, explainer = vd.Task(twice(), draw(5, 2, 8, 8)), registry.make(name)
-    first, second = (explainer(task) for _ in range(2))
-    assert torch.equal(first.values, second.values)
-    assert explainer._declared(task) == first.cost == second.cost
-
 
 POOLS = {
     "plain": lambda x: F.max_pool2d(x, 2),

@@ -7,9 +7,9 @@ import torch
 
 import veridical as vd
 from veridical.errors import ModelError
-from veridical.explainers import KernelShap, Lime, masking, surrogates
+from veridical.explainers import KernelShap, Lime, occlusion
 from veridical.explainers.occlusion import mask_pieces
-from veridical.explainers.surrogates import sample_blocks, shared_counts, solved
+from veridical.explainers.surrogates import shared_counts, solved
 from veridical.testing import tiny_task
 
 
@@ -35,10 +35,10 @@ def test_pieces_of_masks_fill_whole_chunks_and_a_fixed_memory(monkeypatch: pytes
     features = task.space.n_features
     many = task[torch.arange(50) % len(task)].with_plan(vd.Plan(rows=64))
     for most, expected in ((1, [6] * 8 + [2]), (20 * 10 * features, [18, 18, 14]), (2**30, [50])):
-        monkeypatch.setattr(masking, "_MASKED_FEATURES", (most, 2**28))
+        monkeypatch.setattr(occlusion, "_MASKED_FEATURES", (most, 2**28))
         assert [len(piece) for piece in mask_pieces(many, 10)] == expected
     assert [len(piece) for piece in mask_pieces(many[:3], 1000)] == [3]
-    monkeypatch.setattr(masking, "_MASKED_FEATURES", (1, 2**28))
+    monkeypatch.setattr(occlusion, "_MASKED_FEATURES", (1, 2**28))
     assert [len(piece) for piece in mask_pieces(many[:3], 1000)] == [1, 1, 1]
 
 
@@ -48,14 +48,6 @@ def test_common_features_are_counted_exactly(rows: int, features: int) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         counts = shared_counts(removed)
     assert torch.equal(counts, removed.double() @ removed.double().mT)
-
-
-def test_blocks_of_samples_fit_the_memory_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surrogates, "_SOLVER_ELEMENTS", (100, 2**28))
-    cpu, other = torch.device("cpu"), torch.device("meta")
-    assert list(sample_blocks(7, 30, cpu)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
-    assert list(sample_blocks(2, 1000, cpu)) == [slice(0, 1), slice(1, 2)]
-    assert list(sample_blocks(7, 30, other)) == [slice(0, 7)]
 
 
 @pytest.mark.gpu

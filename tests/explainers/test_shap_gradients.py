@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference import explainers as slow
-from tests.reference.small_nets import draw, image_task, linear_task, noisy_copy, seeded
+from tests.reference.small_nets import draw, image_task, linear_task, seeded
 from veridical.core import key as keyed
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import ExpectedGradients, GradientShap, IntegratedGradients
@@ -60,21 +60,6 @@ def test_tends_to_integrated_gradients_from_one_row() -> None:
     exact = IntegratedGradients(steps=32)(task).values
     found = ExpectedGradients(samples=8000)(task, KEY).values
     assert float((found - exact).abs().max()) < 0.02
-
-
-@pytest.mark.parametrize("explainer", [GradientShap(samples=10, noise=0.1), ExpectedGradients(samples=10)])
-def test_chunks_do_not_matter(explainer: vd.Explainer) -> None:
-    task = image_task()
-    few, many = (explainer(task.with_plan(Plan(rows=rows)), KEY) for rows in (8, 64))
-    torch.testing.assert_close(few.values, many.values, rtol=0, atol=1e-9)
-    assert few.cost == many.cost == vd.models.Cost(60, 60)
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_under_weight_noise_equals_a_noisy_copy(kind: type[vd.Explainer]) -> None:
-    noisy, twin = noisy_copy(image_task(), 0.3, vd.core.Key(4))
-    explainer = kind(samples=4)
-    torch.testing.assert_close(explainer(noisy, KEY).values, explainer(twin, KEY).values, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", BOTH)

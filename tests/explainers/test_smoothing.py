@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference import explainers as slow
-from tests.reference.small_nets import draw, image_task, linear_task, noisy_copy, seeded
+from tests.reference.small_nets import draw, image_task, linear_task, seeded
 from veridical.errors import InputError
 from veridical.explainers import Gradient, SmoothGrad, SmoothGradSquared, VarGrad
 from veridical.models.predictor import Plan
@@ -72,23 +72,6 @@ def test_of_integrated_gradients() -> None:
     )
     torch.testing.assert_close(explainer(task, KEY).values, maps.square().mean(1), rtol=1e-4, atol=1e-6)
     assert explainer(task, KEY).cost.backward == 3 * 4 * 20
-
-
-@pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("base", ["gradient", "integrated_gradients"])
-def test_chunks_do_not_matter(kind: type[vd.Explainer], base: str) -> None:
-    task = image_task()
-    explainer = kind(samples=10, base=base, steps=3)
-    few, many = (explainer(task.with_plan(Plan(rows=rows)), KEY) for rows in (8, 64))
-    torch.testing.assert_close(few.values, many.values, rtol=0, atol=1e-9)
-    assert few.cost == many.cost
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_under_weight_noise_equals_a_noisy_copy(kind: type[vd.Explainer]) -> None:
-    noisy, twin = noisy_copy(image_task(), 0.3, vd.core.Key(4))
-    explainer = kind(samples=4)
-    torch.testing.assert_close(explainer(noisy, KEY).values, explainer(twin, KEY).values, rtol=0, atol=1e-12)
 
 
 def test_no_noise_is_the_gradient_and_padding_gets_none() -> None:

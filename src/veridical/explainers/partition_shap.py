@@ -61,15 +61,21 @@ class PartitionShap(SharesOut):
         everything = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
         low = self._evaluate(task, Given(everything), context)[:, 0]
         features, high = paths_of(task), task.clean_response("logit")[:, 0].to(low)
-        samples = zip(low.tolist(), high.tolist(), _sizes(task), strict=True)
-        trees = [_Tree(Branch(0, 0, 0, size, *ends, 1.0), self.budget - 2) for *ends, size in samples]
+        samples = zip(_sizes(task), low.tolist(), high.tolist(), strict=True)
+        trees = [
+            _Tree(Branch(0, 0, 0, size, without, whole, 1.0), self.budget - 2)
+            for size, without, whole in samples
+        ]
         while any([tree.choose() for tree in trees]):  # noqa: C419 (all of them choose)
             for count in sorted({len(tree.chosen) for tree in trees} - {0}):
                 index = [i for i, tree in enumerate(trees) if len(tree.chosen) == count]
                 masks = torch.tensor([trees[i].masks() for i in index], device=task.device).to(features.dtype)
-                own = features if len(features) == 1 else features[index]
-                rule = Beside(own, *masks.unbind(1))
-                outputs = self._evaluate(task[torch.tensor(index, device=task.device)], rule, context)
+                part, own = task, features
+                if len(index) < len(task):
+                    part = task[torch.tensor(index, device=task.device)]
+                    own = features if len(features) == 1 else features[index]
+                rule = Beside(own, masks[:, 0], masks[:, 1])
+                outputs = self._evaluate(part, rule, context)
                 for i, row in zip(index, outputs.tolist(), strict=True):
                     trees[i].halve(row)
         return _shares(trees, features, low).to(task.outputs.dtype)
@@ -149,7 +155,8 @@ def _shares(trees: list[_Tree], features: Tensor, like: Tensor) -> Tensor:
     rows = [[*tree.branches.values(), *[none] * (most - len(tree.branches))] for tree in trees]
     amounts = [[(b.high - b.low) * b.weight / max(b.size, 1) for b in row] for row in rows]
     places = torch.tensor([[(b.depth, b.path) for b in row] for row in rows], device=like.device)
-    return handed_down(torch.tensor(amounts, dtype=torch.float64).to(like), *places.unbind(-1), features)
+    given = torch.tensor(amounts, dtype=torch.float64).to(like)
+    return handed_down(given, places[..., 0], places[..., 1], features)
 
 
 # --- the tree ---------------------------------------------------------------------------------------------
