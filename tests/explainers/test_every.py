@@ -1,15 +1,26 @@
-"""What every registered explainer promises: weight noise, declared facts, rows, honest refusals."""
+"""What holds of every registered explainer: weight noise, chunks, declared facts, refusals; the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.reference.small_models import mlp
 from tests.reference.small_nets import conv_net, image_task, noisy_copy, series_task
+from veridical.core.key import Key
 from veridical.errors import MissingExtraError, NotApplicableError, VeridicalWarning
 from veridical.explainers import (
+    ExplanationCache,
     Hsic,
+    IntegratedGradients,
     Lime,
+    Occlusion,
     PermutationImportance,
     Rise,
     ShapleySampling,
@@ -159,22 +170,22 @@ def test_rows_are_known_with_a_fill_of_several_rows(name: str) -> None:
 
 BY_MASKS = (MaskingExplainer, Lime, Hsic, PermutationImportance, Rise, ShapleySampling, Sobol)
 FEW_FEATURES = 12
-LAWS = {"deeplift": 1e-9, "deeplift_shap": 1e-9, "integrated_gradients": 0.05, "shapley_sampling": 1e-6}
+COMPLETE = {"deeplift": 1e-9, "deeplift_shap": 1e-9, "integrated_gradients": 0.05, "shapley_sampling": 1e-6}
 
 
-@pytest.mark.parametrize("name", sorted(LAWS))
-def test_every_map_carries_how_far_it_is_from_its_law(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(COMPLETE))
+def test_every_map_carries_its_completeness(name: str) -> None:
     task = image_task(samples=3)
     enough = {**FEW, "integrated_gradients": {"steps": 256}}
     explainer = registry.make(name, **enough.get(name, {}))
-    law = explainer(task).provenance["completeness"]
-    assert law["states"] == explainer.completeness
-    assert law["largest_residual"] <= LAWS[name]
-    assert law["broken"] == 0
+    found = explainer(task).provenance["completeness"]
+    assert found["states"] == explainer.completeness
+    assert found["largest_residual"] <= COMPLETE[name]
+    assert found["broken"] == 0
     assert explainer(task).cost == explainer(task.with_targets(task.targets)).cost  # the check is not counted
 
 
-def test_a_broken_law_is_counted() -> None:
+def test_a_map_that_misses_completeness_is_counted() -> None:
     task = image_task(samples=3)
     coarse = registry.make("integrated_gradients", steps=1, rule="left")(task).provenance["completeness"]
     assert coarse["broken"] == 3
@@ -200,3 +211,91 @@ def test_values_that_cancel_as_they_should_are_no_fault() -> None:
     with pytest.warns(VeridicalWarning, match=r"1 of 2 maps hand out 1e\+06 times what they sum to"):
         found = check_completeness("name", "they sum to it", True, torch.tensor([0.0, 2.0]), values)
     assert found["completeness"]["broken"] == 1
+
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def files(folder: Path) -> int:
+    return len(list(folder.glob("*.safetensors")))
+
+
+def test_the_second_time_asks_the_model_nothing(tmp_path: Path) -> None:
+    task = vd.Task(mlp(), X)
+    made = vd.explain("integrated_gradients", task, cache=tmp_path)
+    fresh = vd.Task(mlp(), X)
+    found = vd.explain("integrated_gradients", fresh, cache=tmp_path)
+    assert fresh.predictor.meter.forward == 0
+    assert torch.equal(found.values, made.values)
+    assert torch.equal(found.order, made.order)
+    assert found.cost == made.cost
+    assert files(tmp_path) == 1
+
+
+class Scaled(nn.Module):
+    """Its answer depends on a plain attribute that no weight and no repr shows."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.scale
+
+
+def test_everything_that_matters_makes_a_file_of_its_own(tmp_path: Path) -> None:
+    task = vd.Task(mlp(), X)
+    cache = ExplanationCache(tmp_path)
+    steps = IntegratedGradients(steps=4)
+    cases = [
+        (steps, task, Key(0)),
+        (steps, task, Key(1)),
+        (IntegratedGradients(steps=5), task, Key(0)),
+        (steps, vd.Task(mlp(seed=1), X), Key(0)),
+        (steps, vd.Task(mlp(), X + 0.1), Key(0)),
+        (steps, task.with_noise(0.5, Key(0)), Key(0)),
+        (steps, task.with_targets((task.targets + 1) % 3), Key(0)),
+        (steps, task.with_plan(Plan(rows=8)), Key(0)),
+        (steps, vd.Task(Scaled(1.0), X), Key(0)),
+        (steps, vd.Task(Scaled(2.0), X), Key(0)),
+    ]
+    paths = {cache.path(*case) for case in cases}
+    assert len(paths) == len(cases)
+    assert cache.path(steps, vd.Task(mlp(), X.clone()), Key(0)) == cache.path(*cases[0])
+
+
+def test_estimators_that_agree_on_the_inputs_are_still_told_apart(tmp_path: Path) -> None:
+    rows = X.numpy()
+    y = (rows[:, 0] > 0).astype(int)
+    models = [LogisticRegression(C=c).fit(rows, y) for c in (1.0, 1e-3)]
+    trees = [DecisionTreeClassifier(random_state=s, splitter="random").fit(rows, y) for s in (0, 3)]
+    tasks = [vd.Task(m, rows, targets=0) for m in (*models, *trees)]
+    assert torch.equal(tasks[2].outputs, tasks[3].outputs)
+    maps = [vd.explain("occlusion", t, cache=tmp_path).values for t in tasks]
+    assert files(tmp_path) == 4
+    again = [vd.explain("occlusion", t, cache=tmp_path).values for t in tasks]
+    assert all(torch.equal(a, b) for a, b in zip(maps, again, strict=True))
+
+
+def test_where_a_users_function_takes_part_nothing_is_kept(tmp_path: Path) -> None:
+    module = vd.Task(mlp(), X)
+    function = vd.Task(lambda x: x[:, :3] * 2, X)
+    filled = [vd.Task(mlp(), X, fill=lambda x, removed, v=v: torch.where(removed, v, x)) for v in (0.0, 9.0)]
+    vd.explain(lambda model, inputs, targets: inputs, module, cache=tmp_path)
+    vd.explain("occlusion", function, cache=tmp_path)
+    first, second = (vd.explain("occlusion", t, cache=tmp_path).values for t in filled)
+    assert not torch.equal(first, second)
+    assert files(tmp_path) == 0
+
+
+def test_a_spoiled_file_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    task = vd.Task(mlp(), X)
+    made = vd.explain("occlusion", task, cache=tmp_path)
+    path = ExplanationCache(tmp_path).path(Occlusion(), task, Key(0))
+    path.write_bytes(b"spoiled")
+    with caplog.at_level("WARNING", "veridical"):
+        again = vd.explain("occlusion", task, cache=tmp_path)
+    assert torch.equal(again.values, made.values)
+    assert "made again" in caplog.text
+    assert torch.equal(vd.Explanation.load(path).values, made.values)

@@ -59,16 +59,6 @@ def test_all_subsets_give_the_shapley_values(table):
     assert found.cost.forward == 4 * (2**5 - 1)
 
 
-def test_a_wrong_kernel_is_noticed(table, monkeypatch):
-    monkeypatch.setattr(
-        KernelShap,
-        "_weights",
-        staticmethod(lambda removed, _: torch.ones(removed.shape[:2], dtype=torch.float64)),
-    )
-    found = KernelShap()(table, Key(0))
-    assert not torch.allclose(found.values, by_definition(table, 0.3), atol=1e-2)
-
-
 @pytest.mark.parametrize("budget", [7, 15, 30, 512])
 def test_values_sum_to_the_fall_from_all_to_none(table, budget):
     found = KernelShap(budget)(table, Key(1))

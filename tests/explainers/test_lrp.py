@@ -1,17 +1,21 @@
 """Relevance propagation: closed forms, slow loops, conservation, captum, and what is refused."""
 
+from __future__ import annotations
+
 import copy
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+import veridical as vd
 from tests.reference.explainers import relevance_two_layers as relevance
+from tests.reference.small_nets import draw, seeded
 from veridical.core.key import Key
-from veridical.errors import InputError
-from veridical.explainers import InputXGradient, Lrp, LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus
+from veridical.errors import InputError, NotApplicableError
+from veridical.explainers import InputXGradient, Lrp, LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus, registry
 from veridical.explainers.trace.relevance_rules import RULES
 from veridical.values.space import Space
 from veridical.values.task import Task
@@ -156,74 +160,6 @@ def test_agrees_with_captum_where_that_applies(ours, rule):
     assert torch.allclose(ours(task).values, theirs.flatten(1), atol=1e-6)
 
 
-def test_functional_and_reused_layers_equal_modules_written_out():
-    torch.manual_seed(4)
-
-    class Reused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = nn.Linear(5, 5), nn.Linear(5, 2)
-
-        def forward(self, x):
-            h = self.inner(x).relu()
-            return F.linear(torch.relu_(self.inner(h)), self.outer.weight, self.outer.bias)
-
-    model = Reused().double()
-    plain = nn.Sequential(model.inner, nn.ReLU(), copy.deepcopy(model.inner), nn.ReLU(), model.outer)
-    x = torch.randn(4, 5).double()
-    for explainer in EVERY:
-        a, b = (explainer(Task(m, x)).values for m in (model, plain))
-        assert torch.allclose(a, b, atol=1e-12)
-
-
-def test_batch_norm_without_a_layer_before_it_and_gates():
-    torch.manual_seed(5)
-
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.a, self.b, self.c = (
-                nn.BatchNorm1d(4),
-                nn.Linear(4, 6),
-                nn.Linear(4, 6),
-                nn.Linear(6, 2),
-            )
-            self.norm.running_var.uniform_(0.5, 2.0)
-
-        def forward(self, x):
-            h = self.norm(x) * 3.0 - 0.0
-            return self.c(torch.sigmoid(self.a(h)) * self.b(h))
-
-    model = Gated().double().eval()
-    for layer in (model.a, model.b, model.c):
-        layer.bias.data.zero_()
-    task = Task(model, torch.randn(3, 4).double())
-    assert torch.allclose(LrpEpsilon(1e-10)(task).values.sum(-1), explained(task), atol=1e-6)
-
-
-def test_attention_written_out_carries_relevance_through_its_values():
-    torch.manual_seed(8)
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.v = (nn.Linear(4, 4, bias=False) for _ in range(3))
-            self.head = nn.Linear(4, 2, bias=False)
-
-        def forward(self, x):
-            scores = self.q(x) @ self.k(x).transpose(1, 2) / 2.0
-            return self.head((torch.softmax(scores, -1) @ self.v(x)).mean(1))
-
-    model = Attention().double()
-    task = Task(model, torch.randn(3, 5, 4).double(), space=Space.elements((5, 4)))
-    values = LrpEpsilon(1e-10)(task).values
-    assert torch.allclose(values.sum(-1), explained(task), atol=1e-6)
-    weights = (model.q(task.inputs) @ model.k(task.inputs).mT / 2).softmax(-1).detach()
-    x = task.inputs.clone().requires_grad_(True)
-    y = model.head((weights @ model.v(x)).mean(1)).gather(1, task.targets[:, None]).sum()
-    assert torch.allclose(values, (x * torch.autograd.grad(y, x)[0]).flatten(1).detach(), atol=1e-6)
-
-
 def test_plain_functions_and_models_without_gradients_are_refused():
     for model in (lambda x: x[:, :2] * 2, lambda x: np.asarray(x)[:, :2]):
         assert LrpEpsilon().why_not(Task(model, torch.rand(2, 4))) is not None
@@ -270,3 +206,97 @@ def test_a_product_with_an_activation_is_shared_in_halves():
     shared = (rows * (F.silu(model.gate(x)) * model.up(x)) / 2).detach()
     expected = sum(x * ((shared / layer(x)) @ layer.weight) for layer in (model.gate, model.up)).detach()
     assert torch.allclose(values, expected, atol=1e-9)
+
+
+class Turning(nn.Module):
+    """Turns its answer round or not, by what the input says: no graph holds both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(3, 2, bias=False)
+
+    def forward(self, x):
+        h = self.dense(x)
+        return h if x.sum() > 0 else -h
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_branch_that_was_taken_is_followed(sign):
+    torch.manual_seed(0)
+    model, x = Turning(), sign * torch.rand(4, 3)
+    task = Task(model, x, targets=torch.tensor([0, 1, 0, 1]))
+    expected = sign * x * model.dense.weight.detach()[task.targets]
+    torch.testing.assert_close(LrpEpsilon(epsilon=1e-9)(task).values, expected, rtol=1e-4, atol=1e-6)
+
+
+class Refused(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.lin = how, nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.lin(x)
+        if bool(h.isnan().any()):
+            raise ValueError("NaN")
+        if self.how == "leak":
+            return self.lin((h * self.lin(h)).clone())
+        if self.how == "answer":
+            return h * self.lin(h)
+        if self.how == "exp":
+            return torch.exp(h)
+        if self.how == "softmax":
+            return h.softmax(-1)
+        if self.how == "divide":
+            return 1.0 / h
+        if self.how == "batch":
+            return F.batch_norm(h[..., None].expand(-1, -1, 2), None, None, training=True)[..., 0]
+        h[:, :2].mul_(2.0)
+        return h
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [("leak", "two activations"), ("answer", "two activations"), ("exp", "'exp'"), ("softmax", "logits"),
+     ("divide", "'rdiv'|'rtruediv'"), ("batch", "mixes samples"), ("in place", "in place")],
+)  # fmt: skip
+def test_what_has_no_rule_is_refused_by_name(how, named):
+    torch.manual_seed(6)
+    task = Task(Refused(how), torch.randn(3, 4))
+    with pytest.raises(NotApplicableError, match=named) as refusal:
+        LrpEpsilon()(task)
+    assert "gradient" in str(refusal.value)  # and it names what applies
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------
+
+
+class Pooled(nn.Module):
+    """Convolutions without biases, an average and a residual sum: twice the input, twice the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.last = (
+            nn.Conv2d(2, 4, 3, bias=False),
+            nn.Conv2d(4, 4, 3, padding=1, bias=False),
+            nn.Linear(4, 3, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.avg_pool2d(torch.relu(self.a(x)), 2)
+        return self.last((h + torch.relu(self.b(h))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", ["lrp_gamma", "lrp_z_plus", "lrp_alpha_beta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_relevance_is_kept_however_small_the_activations_are(dtype: torch.dtype, name: str) -> None:
+    net, rows = seeded(Pooled()).to(dtype), draw(3, 2, 10, 10).abs().to(dtype)
+    explainer, first = registry.make(name), None
+    for scale in (1.0, 1e-4, 1e-8):
+        found = explainer(vd.Task(net, rows * scale, targets=[0, 1, 2]))
+        assert found.provenance["completeness"]["largest_residual"] < (
+            1e-12 if dtype == torch.float64 else 1e-4
+        )
+        first = found.values if first is None else first
+        torch.testing.assert_close(
+            found.values / scale, first, rtol=1e-3, atol=1e-4 * float(first.abs().max())
+        )

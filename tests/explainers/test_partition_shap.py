@@ -12,7 +12,6 @@ from tests.reference.explainers import halving_order, owen_values
 from veridical.core.key import Key
 from veridical.explainers import ExactShapley, PartitionShap
 from veridical.explainers.partition_shap import TOGETHER, Beside, halving_paths, rows_of_tree
-from veridical.models.plan import Plan
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -59,8 +58,8 @@ def test_additive_model_and_conservation() -> None:
     deep = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     image = Task(deep, torch.rand(2, 1, 6, 6).double(), space=Space.patches((1, 6, 6), 2))
     for budget in (4, 7, 20, 512):
-        law = PartitionShap(budget)(image, Key(0)).provenance["completeness"]
-        assert law["largest_residual"] < 1e-6
+        complete = PartitionShap(budget)(image, Key(0)).provenance["completeness"]
+        assert complete["largest_residual"] < 1e-6
 
 
 def test_owen_values_of_a_game_of_four() -> None:
@@ -109,16 +108,6 @@ def test_samples_and_masks_share_calls() -> None:
     found = explainer(task)
     assert found.cost.forward == explainer._declared(task).forward == 30 * 101
     assert own.calls <= 5 + 100 / TOGETHER
-
-
-def test_chunks_that_are_no_multiple_of_ten_are_full() -> None:
-    net = Counted(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)).double())
-    task = images(4, net).with_plan(Plan(rows=8))
-    _ = task.outputs
-    own = task.predictor.unwrapped
-    own.calls = 0
-    rows = PartitionShap(102)(task).cost.forward
-    assert own.calls <= 1 + rows / 8 + 1
 
 
 def test_many_samples_are_explained_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,23 @@
-"""Methods that look at tokens, over the units of a prompt: they are the tokens' values, added up."""
+"""Methods that look at tokens, over the units of a prompt; every explainer on three language models."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
 
 import pytest
 import torch
 from torch import nn
 
 import veridical as vd
+from tests.reference import gated
 from veridical.data import known_language
+from veridical.data.generation import Answer
 from veridical.data.known_language import WordTokenizer
-from veridical.data.networks import CausalTransformer
+from veridical.data.networks import HEADS, CausalTransformer
+from veridical.data.prompt_texts import Prompt
 from veridical.errors import NotApplicableError, UnknownNameError
+from veridical.explainers.base import registry as explainers
 from veridical.explainers.trace.decompose import scaled_dot_product_attention
 
 WORDS = ("...", "a ", "b ", "c ", "d ", "e ", ". ", "f ", "g ")
@@ -107,12 +116,12 @@ def test_the_mean_over_judged_places_is_read():
 def test_a_log_probability_without_a_foil_is_followed_as_a_logit():
     """The certificate compares with the logit, not with the log-probability."""
     task = vd.models.Generation(small_model(), WordTokenizer(WORDS), "a b . c d . ", ["f "], off="zero")
-    law = vd.explain("lrp_epsilon", task).provenance["completeness"]
+    complete = vd.explain("lrp_epsilon", task).provenance["completeness"]
     with torch.no_grad():
         logit = float(small_model()(task.side["tokens"])[0, -1, WORDS.index("f ")])
     assert abs(float(task.outputs[0, 0]) - logit) > 0.5
     assert float(vd.explain("lrp_epsilon", task).values.sum()) == pytest.approx(
-        logit, abs=law["largest_residual"] * abs(logit) + 1e-9
+        logit, abs=complete["largest_residual"] * abs(logit) + 1e-9
     )
 
 
@@ -137,31 +146,6 @@ def test_dropped_tokens_have_attention_but_no_relevance():
         vd.explain("lrp_epsilon", task)
 
 
-@pytest.mark.extras
-@pytest.mark.parametrize("name", ["lrp_epsilon", "gradient_x_attention", "attention_rollout"])
-def test_models_with_rms_norm_rotary_places_and_gated_layers(name):
-    hf = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = hf.LlamaConfig(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    model = hf.LlamaForCausalLM(config).eval()
-    task = vd.models.Generation(
-        model, WordTokenizer(WORDS), PROMPTS, ["f ", "g "], foils=["g ", "a "], off="zero"
-    )
-    values = vd.explain(name, task).values
-    single = vd.models.Generation(model, WordTokenizer(WORDS), PROMPTS[:1], ["f "], foils=["g "], off="zero")
-    alone = vd.explain(name, single).values[0]
-    # padding on the left changes nothing
-    assert torch.allclose(values[0, : len(alone)], alone, rtol=1e-3, atol=1e-5)
-    assert bool((values != 0).any())
-
-
 def test_a_place_that_may_see_nothing_answers_zero_as_torch_has_it():
     torch.manual_seed(1)
     query, key, value = (torch.randn(2, 2, 4, 3) for _ in range(3))
@@ -179,3 +163,139 @@ def test_a_place_that_may_see_nothing_answers_zero_as_torch_has_it():
 def test_names_from_elsewhere_lead_to_ours(elsewhere, here):
     with pytest.raises(UnknownNameError, match=f"here it is '{here}' on a task of switches"):
         vd.explain(elsewhere, asked())
+
+
+NOISE = "a unit is on or off"
+ROWS = "needs reference rows"
+KIND = r"it works on .*, this task is units"
+INSIDE = "the units of this task are inside the model"
+PRODUCT = "a product of two activations"
+RELU = "no ReLU"
+OUTCOMES: dict[tuple[str, str, str], str] = {
+    ("completeness",) * 3: "deeplift exact_shapley kernel_shap partition_shap shapley_sampling",
+    ("hand",) * 3: "feature_ablation gradient input_x_gradient integrated_gradients occlusion saliency",
+    ("runs",) * 3: "constant gradient_shap hsic input_magnitude lime moving_noise random random_k rise sobol",
+    ("runs", INSIDE, "runs"): "attention_rollout gradient_x_attention",
+    ("runs", PRODUCT, "runs"): "lrp lrp_alpha_beta lrp_epsilon lrp_gamma lrp_z_plus",
+    (RELU,) * 3: "deconvolution guided_backprop",
+    (ROWS,) * 3: "deeplift_shap expected_gradients permutation_importance",
+    (KIND,) * 3: "gradcam gradcam_plus_plus guided_gradcam layercam scorecam sobel",
+    (NOISE,) * 3: "smoothgrad smoothgrad_squared vargrad",
+    (KIND + "|this needs the package 'shap'",) * 3: "tree_shap",
+}
+"""What each explainer does on each of the three models.
+
+`completeness`: its values sum to what they should. `hand`: they are those of a loop over single prompts.
+`runs`: it draws, or is a control, and has no other way to be told. Anything else is what its refusal says.
+"""
+TABLE = {name: outcome for outcome, names in OUTCOMES.items() for name in names.split()}
+
+
+@cache
+def planted():
+    task = known_language.prompt_task(2).task
+    return task, task.predictor.source.module.model, gated.over_tokens(task, 0)
+
+
+@cache
+def induction():
+    """The heads written by hand, told apart by a pair with another value, or another key."""
+    known = known_language.induction_heads(2).task
+    clean, paired = induction_prompts(known)
+    return known, known.predictor.source.module.module.model, gated.over_heads(clean, HEADS, "paired", paired)
+
+
+class Prompts:
+    """Tokens and answers of a task, as the slow loop reads them."""
+
+    def __init__(self, tokens, answers, foils):
+        self.prompts = [Prompt("", tuple(row), (), (), (), False) for row in tokens]
+        self.answers = [Answer("", (a,), (0,), "", (f,)) for a, f in zip(answers, foils, strict=True)]
+
+
+def induction_prompts(task):
+    said = task.side["answer"][:, 0].tolist(), task.side["foil"][:, 0].tolist()
+    return [Prompts(task.side[name].tolist(), *said) for name in ("tokens", "paired tokens")]
+
+
+@cache
+def llama():
+    """A random network of SmolLM2's kind, two layers deep, and prompts of other lengths and unit counts."""
+    hf = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=len(WORDS),
+        hidden_size=36,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    model = hf.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.mul_(4)  # so that a random network says something
+    task = vd.models.Generation(
+        model,
+        WordTokenizer(WORDS),
+        ["a b c . d e . ", "c . b a a . e . d d b . "],
+        ["f ", "g "],
+        foils=["g ", "a "],
+    )
+    return task, model, gated.over_tokens(task, 0)
+
+
+TASKS = [planted, induction, pytest.param(llama, marks=pytest.mark.extras)]
+
+
+def test_every_explainer_has_its_line():
+    assert sorted(TABLE) == sorted(explainers)
+
+
+@pytest.mark.parametrize("make", TASKS)
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_right_or_refused(name, make):
+    said = TABLE[name][[planted, induction, llama].index(make)]
+    task, model, respond = make()
+    if said not in ("completeness", "hand", "runs"):
+        with pytest.raises(NotApplicableError, match=said):
+            vd.explain(name, task)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = vd.explain(name, task)
+    assert found.values.isfinite().all()
+    if said == "completeness":
+        assert found.provenance["completeness"]["largest_residual"] < 1e-4
+    if said == "hand":
+        for row in range(len(task)):
+            valid = None if task.space.valid is None else int(task.space.valid[row].sum())
+            gates = torch.ones(valid or task.space.n_features)
+            want = by_hand(name, respond, model, row, gates)
+            own = found.values[row, : len(gates)]
+            torch.testing.assert_close(
+                own.double(), want.double(), atol=2e-4 * float(want.abs().max()), rtol=1e-3
+            )
+
+
+def by_hand(name, respond, model, row, gates):
+    if name in ("occlusion", "feature_ablation"):
+        with torch.no_grad():
+            full = respond(model, row, gates)
+            return torch.stack([full - respond(model, row, gates * off) for off in 1 - torch.eye(len(gates))])
+    if name == "integrated_gradients":
+        return gated.integrated(respond, model, row, gates, steps=32)
+    return gated.MAPS[name](respond, model, row, gates)
+
+
+def test_deeplift_of_a_log_probability_is_complete():
+    """Without a foil, and with one of several tokens, the response has a normaliser: it is followed too."""
+    _, model, _ = planted()
+    words = WordTokenizer(known_language.PROMPT_WORDS)
+    texts = ["Judge says red. Bob says blue. "] * 2
+    for answers, foils in ((["red", "blue"], None), (["red. ", "blue. "], ["blue. ", "it is "])):
+        task = vd.models.Generation(model, words, texts, answers, foils=foils, questions=["So it is "] * 2)
+        complete = vd.explain("deeplift", task).provenance["completeness"]
+        assert complete["largest_residual"] < 1e-4
+        assert complete["broken"] == 0

@@ -1,16 +1,128 @@
-"""A map is that of its row: the same alone and beside others, whatever a model adds to each row."""
+"""Models that are traced: routes nobody sees, ways back that torch does not have, rows apart."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import veridical as vd
-from tests.reference.small_nets import draw, seeded
-from veridical.explainers import registry
+from tests.reference.small_nets import conv_net, draw, seeded
+from veridical.errors import NotApplicableError
+from veridical.explainers import as_explainer, registry
+
+METHODS = ["lrp", "lrp_epsilon", "deeplift", "guided_backprop", "gradcam"]
+
+
+class Unseen(nn.Module):
+    """Routes by one number, read from memory by ctypes: of the input, or of what the weights make of it."""
+
+    def __init__(self, by_weights: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(4 * 25, 3)
+        self.by_weights, self.threshold = by_weights, 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x)
+        read = z.contiguous() if self.by_weights else x
+        number = ctypes.c_double.from_address(read.data_ptr()).value
+        h = torch.relu(z)
+        return self.last((h if number > self.threshold else h.flip(1)).flatten(1))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_that_routes_unseen_is_right_under_weight_noise(name: str) -> None:
+    net, x = seeded(Unseen(by_weights=True)), draw(1, 2, 5, 5)
+    net.threshold = float(net.first(x)[0, 0, 0, 0])  # which noise passes in every second draw
+    task = vd.Task(net, x, targets=torch.zeros(1, dtype=torch.int64))
+    for _ in range(3):
+        vd.explain(name, task)
+    explainer, ways = as_explainer(name), set()
+    for seed in range(12):
+        noise = vd.core.Key(seed)
+        found = explainer.maps(task.with_noise(0.5, noise), vd.models.Context())
+        fresh = vd.Task(net, x, targets=task.targets).with_noise(0.5, noise)
+        torch.testing.assert_close(found, explainer.maps(fresh, vd.models.Context()), rtol=0, atol=0)
+        ways.add(float(fresh.predictor.model.first(x)[0, 0, 0, 0]) > net.threshold)
+    assert ways == {True, False}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_chunks_that_go_another_way_are_explained_as_they_go(name: str) -> None:
+    net, x = seeded(Unseen(by_weights=False)), draw(8, 2, 5, 5)
+    x[::2, 0, 0, 0] = torch.tensor([1.0, 1.0, -1.0, 1.0]).double()  # the third chunk goes the other way
+    task = vd.Task(net, x, plan=vd.Plan(rows=2))
+    right = torch.cat([vd.explain(name, vd.Task(net, x[at : at + 2])).values for at in range(0, 8, 2)])
+    for _ in range(3):
+        torch.testing.assert_close(vd.explain(name, task).values, right)
+
+
+WAYS_BACK = ["gradient", "smoothgrad", "gradcam", "layercam", "guided_backprop", "deeplift", "lrp"]
+
+
+class Checkpointed(nn.Module):
+    """Activations are computed again on the way back."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.net, self.reentrant = conv_net(), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.net, x, use_reentrant=self.reentrant)
+
+
+class Mixed(nn.Module):
+    """Computes in bfloat16 inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = conv_net().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.net(x).float()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", WAYS_BACK)
+@pytest.mark.parametrize("net", [Checkpointed(True), Checkpointed(False), Mixed()])
+def test_a_map_or_a_reason(net: nn.Module, name: str) -> None:
+    task = vd.Task(net.eval(), draw(3, 2, 8, 8))
+    explainer = registry.make(name)
+    try:
+        found = explainer(task).values
+    except NotApplicableError:
+        assert not (name in ("gradient", "smoothgrad") and isinstance(net, Mixed))
+    else:
+        plain = explainer(vd.Task(net.net.eval(), draw(3, 2, 8, 8).to(task.inputs))).values
+        alike = torch.corrcoef(torch.stack([found.double().flatten(), plain.double().flatten()]))[0, 1]
+        assert float(alike) > (0.9 if isinstance(net, Mixed) else 1 - 1e-9)
+
+
+class Pooled(nn.Module):
+    """Subtracts what is read of the whole batch."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.a, self.last, self.by = nn.Linear(6, 7), nn.Linear(7, 3), by
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        return self.last(h - getattr(h, self.by)())
+
+
+@pytest.mark.filterwarnings("ignore:the model answers a row otherwise")
+@pytest.mark.parametrize("name", ["lrp", "lrp_z_plus", "deeplift"])
+@pytest.mark.parametrize("by", ["mean", "sum", "amax", "max"])
+def test_what_mixes_the_samples_of_a_batch_is_refused(by: str, name: str) -> None:
+    task = vd.Task(seeded(Pooled(by)).eval(), draw(4, 6))
+    with pytest.raises(NotApplicableError, match="mixes samples"):
+        registry.make(name)(task)
+
 
 LRP = ["lrp", "lrp_epsilon", "lrp_gamma", "lrp_z_plus", "lrp_alpha_beta"]
 

@@ -1,5 +1,8 @@
-"""Maps of random draws say how far another seed would give the same: from halves of their own draws."""
+"""Checks of finished maps: completeness, repeatability, and what is left in memory."""
 
+from __future__ import annotations
+
+import gc
 import sys
 import warnings
 from dataclasses import dataclass
@@ -12,14 +15,61 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.small_nets import draw, image_task, seeded
 from veridical.errors import VeridicalWarning
-from veridical.explainers import Hsic, KernelShap, Lime, Rise, ShapleySampling, Sobol
+from veridical.explainers import DeepLift, Hsic, KernelShap, Lime, Rise, ShapleySampling, Sobol, applicable
 from veridical.explainers.base import Explainer
 from veridical.explainers.diagnostics import (
+    check_completeness,
+    completeness_sentence,
     expected_agreement,
     notes,
     record_split_half,
     repeatability_sentence,
 )
+
+
+def told(promised: list[float], values: list[list[float]], exact: bool = True) -> dict[str, object]:
+    out: dict[str, object] = {}
+    out |= check_completeness(
+        "it", "values sum to y", exact, torch.tensor(promised).double(), torch.tensor(values)
+    )
+    return out
+
+
+def test_a_map_without_numbers_misses_completeness() -> None:
+    nan = float("nan")
+    with pytest.warns(VeridicalWarning, match=r"1 of 2 maps .* are no numbers"):
+        some = told([3.0, 3.0], [[1.0, 2.0], [nan, nan]])
+    assert some["completeness"]["broken"] == 1
+    assert some["completeness"]["largest_residual"] == 0
+    with pytest.warns(VeridicalWarning, match="no map of 1 is a number"):
+        none = told([3.0], [[nan, nan]])
+    assert none["completeness"]["broken"] == 1
+    assert "do not read" in str(completeness_sentence(none))
+    assert "do not read" in str(completeness_sentence(told([3.0], [[nan, nan]], exact=False)))
+    assert (
+        completeness_sentence(told([3.0], [[1.0, 2.0]])) == "values sum to y; they miss it by 0 of it at most"
+    )
+
+
+class Steep(nn.Module):
+    """A root of a rectifier: its slope is infinite where input and baseline are both 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.last = nn.Linear(6, 7), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.a(x)).sqrt())
+
+
+def test_deeplift_says_where_a_slope_is_infinite() -> None:
+    task = vd.Task(seeded(Steep()), draw(5, 6))
+    with pytest.warns(VeridicalWarning, match=r"no numbers|is a number"):
+        found = DeepLift()(task)
+    complete = found.provenance["completeness"]
+    assert complete["broken"] == int((~found.values.isfinite()).any(1).sum()) > 0
+    assert any("do not read" in note for note in notes({"deeplift": found}))
+
 
 DRAWING = [Lime(), KernelShap(), Rise(), Hsic(), Sobol(), ShapleySampling()]
 NAMES = [explainer.name for explainer in DRAWING]
@@ -164,3 +214,47 @@ def test_each_map_is_noted_once_and_by_its_own_method() -> None:
     assert "repeatability" not in _Borrowing()(task).provenance
     found = _Hungry()(task).provenance["repeatability"]
     assert found == {"mean": pytest.approx(1.0), "smallest": pytest.approx(1.0), "low": 0, "of": 5}
+
+
+@pytest.fixture(scope="module")
+def task() -> vd.Task:
+    return vd.tasks.load("digits")[:8]
+
+
+MEMORY_NAMES = applicable(vd.tasks.load("digits"))
+
+
+def alive() -> int:
+    """Bytes of all tensors that Python knows of."""
+    tensors = [held for held in gc.get_objects() if issubclass(type(held), torch.Tensor)]
+    return sum(held.numel() * held.element_size() for held in tensors)
+
+
+def left_behind(work) -> int:
+    """Bytes that are still held after work was done three times without a collection."""
+    # twice: a second run is written down as a plan, whose names for the weights stay
+    work()
+    work()
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        for _ in range(3):
+            work()
+        return alive() - before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MEMORY_NAMES)
+def test_nothing_is_left_behind(name: str, task: vd.Task) -> None:
+    assert left_behind(lambda: vd.explain(name, task)) < 20_000
+
+
+def test_a_cycle_would_be_found() -> None:
+    def work() -> None:
+        held: list[object] = [torch.zeros(5_000)]
+        held.append(held)
+
+    assert left_behind(work) >= 20_000
