@@ -31,7 +31,7 @@ from replications.gef.minilm import FILE as MINILM
 from replications.gef.minilm import minilm_task
 from replications.gef.minilm import prepare as prepare_minilm
 from veridical.auditing import Audit
-from veridical.auditing.sampling import some_of
+from veridical.auditing.effort import some_of
 
 CHEAP = ["saliency", "input_x_gradient", "guided_backprop", "gradcam", "lrp"]
 FULL = [*CHEAP, "integrated_gradients", "smoothgrad", "gradient_shap"]

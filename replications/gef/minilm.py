@@ -23,7 +23,7 @@ SENTENCES = 200
 
 def prepare(path: Path) -> None:
     """Write MiniLM in half floats, with the words that the snippets use and no others: the same answers."""
-    from veridical.auditing.sampling import some_of
+    from veridical.auditing.effort import some_of
 
     task: Any = vd.tasks.load("rotten_tomatoes_minilm")
     task = some_of(task, SENTENCES, 0)

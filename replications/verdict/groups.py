@@ -95,7 +95,7 @@ def trial(name: str, seed: int) -> dict[str, object]:
             "kept": len(alone.kept),
             "holds": best in alone.kept,
             "raced": len(racing),
-            "race holds": best in racing,
+            "eliminated holds": best in racing,
             "group claim": float(grouped[0]) if rest else None,
             "claim": float(claim.max()),
             "right": int(claim.argmax()) == best,
@@ -125,9 +125,9 @@ def summary(trials: list[dict[str, object]]) -> dict[str, object]:
                 "one group": _mean([r["kept"] == METHODS for r in here]),
                 "mean size": _mean([r["kept"] for r in here]),
                 "holds the best": _mean([r["holds"] for r in here]),
-                "race: mean size": _mean([r["raced"] for r in here]),
-                "race: one group": _mean([r["raced"] == METHODS for r in here]),
-                "race: holds the best": _mean([r["race holds"] for r in here]),
+                "eliminated: mean size": _mean([r["raced"] for r in here]),
+                "eliminated: one group": _mean([r["raced"] == METHODS for r in here]),
+                "eliminated: holds the best": _mean([r["eliminated holds"] for r in here]),
             }
     unequal = [t for t in trials if "equal" not in str(t["scenario"])]
     told["calibration"] = {

@@ -25,7 +25,7 @@ from veridical.auditing.candidates import choose_metrics
 from veridical.auditing.effort import EFFORTS
 from veridical.auditing.evidence import Grid, Test, units
 from veridical.auditing.jobs import Job, carry_out
-from veridical.auditing.model_randomisation import marks, on, other_models
+from veridical.auditing.model_randomisation import on, other_models, sample_scores
 from veridical.core.key import Key
 from veridical.explainers import Explainer, as_explainer
 from veridical.models.context import Context
@@ -92,7 +92,7 @@ def study(family: str, seed: int, samples: int) -> dict[str, list[dict[str, floa
         for i, share in enumerate(STEPS[1:]):
             near = path[i + 1].with_targets(path[i].targets)
             jobs = [Job(name, method, metrics, made_on, path[i], "near") for made_on in (path[i], near)]
-            own, other = (marks([carry_out(job, seed)], [samples], metrics) for job in jobs)
+            own, other = (sample_scores([carry_out(job, seed)], [samples], metrics) for job in jobs)
             test = Test.of("near", name, units(other, [own], grid))
             found.setdefault(name, []).append({"to": share, "neighbour wins": test.rate, "p": test.p})
     return found

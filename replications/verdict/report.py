@@ -64,9 +64,10 @@ def group_tables(found: dict[str, Any]) -> dict[str, str]:
             row = found[f"{name}, {size}"]
             equal = name.startswith("equal")
             holds, race_holds = (
-                "" if equal else percent(row[what]) for what in ("holds the best", "race: holds the best")
+                "" if equal else percent(row[what])
+                for what in ("holds the best", "eliminated: holds the best")
             )
-            alone, race = percent(row["one group"]), percent(row["race: one group"])
+            alone, race = percent(row["one group"]), percent(row["eliminated: one group"])
             rows.append([name, size, alone, f"{row['mean size']:.1f}", holds, race, race_holds])
     claims = []
     for size in map(str, SIZES):
@@ -78,7 +79,7 @@ def group_tables(found: dict[str, Any]) -> dict[str, str]:
                     )
     head = ["methods", "samples", "one group", "mean size", "holds the best"]
     return {
-        "groups": table([*head, "race: one group", "race: holds the best"], rows),
+        "groups": table([*head, "eliminated: one group", "eliminated: holds the best"], rows),
         "claims": table(["samples", "kind", "said", "came true", "claims"], claims),
     }
 

@@ -12,7 +12,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from torch import nn
 
 import veridical as vd
-from veridical.auditing import EFFORTS, audit, run
+from veridical.auditing import EFFORTS, audit
 from veridical.auditing.candidates import choose_explainers, choose_metrics
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 
@@ -81,21 +81,6 @@ def test_controls_given_as_methods_are_called_out():
     assert "no better than the size of the input when features are removed" in text
 
 
-def test_nothing_better_than_chance_is_said():
-    def noise(salt):
-        def explain(model, inputs, targets):
-            seed = (salt + int(1e3 * inputs.abs().sum())) % 2**31
-            return torch.rand(inputs.shape, generator=torch.Generator().manual_seed(seed))
-
-        return explain
-
-    result = audit(
-        vd.tasks.load("known/linear"), explainers={"a": noise(1), "b": noise(2)}, effort=FAST, samples=40
-    )
-    assert result.best is None
-    assert result.sentences[0].startswith("No method is trusted on this model")
-
-
 def test_a_model_that_ignores_its_input_gives_no_verdict():
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
@@ -113,7 +98,7 @@ def test_the_result_is_complete(planted):
     assert bool(frame[["score", "low", "high"]].stack().between(0, 1).all())
     assert planted.best in repr(planted)
     assert planted.best in planted._repr_html_()
-    assert {j.criterion for j in planted.verdict.judges} >= {
+    assert {j.criterion for j in planted.verdict.metrics} >= {
         "removal", "truth", "GEF", "robustness", "randomisation", "complexity", "localisation",
     }  # fmt: skip
     assert planted.verdict.criteria == ("removal", "randomisation", "truth")
@@ -127,42 +112,12 @@ def test_the_result_is_complete(planted):
     assert plain["call"].startswith("vd.audit(task, explainers=[")
 
 
-def test_the_same_seed_gives_the_same_verdict(planted):
-    again = audit(
-        vd.tasks.load("known/planted_patch"),
-        explainers=[*PLANT, "gradcam"],
-        effort=replace(TINY, meta_samples=16, training_rows=300),
-        samples=32,
-    )
-    assert again.sentences == planted.sentences
-    assert again.to_frame().equals(planted.to_frame())
-
-
 def test_the_model_and_the_task_are_left_alone():
     task = vd.tasks.load("known/linear")
     before = [p.clone() for p in task.model.parameters()], task.inputs.clone()
     audit(task, explainers=["saliency", "occlusion"], effort=FAST, samples=24)
     assert all(torch.equal(a, b) for a, b in zip(before[0], task.model.parameters(), strict=True))
     assert torch.equal(before[1], task.inputs)
-
-
-def test_company_changes_no_number_of_a_method():
-    task = vd.tasks.load("known/interactions")
-    alone = audit(task, explainers=["occlusion", "saliency"], effort=FAST, samples=24)
-    more = audit(task, explainers=["occlusion", "lime", "saliency", "gradient"], effort=FAST, samples=24)
-    for who in ("occlusion", "saliency"):
-        one, other = alone.verdict[who], more.verdict[who]
-        assert (one.score, one.low, one.high, one.samples) == (
-            other.score,
-            other.low,
-            other.high,
-            other.samples,
-        )
-        removal = [[t for t in place.tests if t.criterion != "randomisation"] for place in (one, other)]
-        assert removal[0] == removal[1]
-        for what in alone.verdict.deciding:
-            cells = [r.evaluation.scores[who, what.metric].values for r in (alone, more)]
-            assert torch.equal(*cells)
 
 
 @pytest.mark.parametrize("name", ["known/interactions", "known/planted_window", "reviews", "diabetes"])
@@ -175,7 +130,7 @@ def test_every_kind_of_input_can_be_audited(name):
 
 
 def test_a_black_box_is_trusted_provisionally():
-    """A boosted table: all methods that ask by masks are tried, and no weights can be swapped."""
+    """A boosted table: all methods that ask by masks are tried, and no weights can be drawn afresh."""
     rows = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
     labels = (2 * rows[:, 0] - rows[:, 1] + rows[:, 2] * rows[:, 3] > 0).long()
     model = HistGradientBoostingClassifier(max_iter=20, random_state=0).fit(rows.numpy(), labels.numpy())
@@ -190,7 +145,7 @@ def test_a_black_box_is_trusted_provisionally():
     assert result.costs["elimination"].forward <= 40 * 2**5 * 100
 
 
-def test_the_user_may_choose_metrics_controls_and_lines():
+def test_the_user_may_choose_metrics_controls_and_criteria():
     task = vd.tasks.load("known/linear")
     chosen = {"flips": "pixel_flipping", "coin": "sparseness"}
     result = audit(
@@ -202,7 +157,7 @@ def test_the_user_may_choose_metrics_controls_and_lines():
         effort=FAST,
         samples=24,
     )
-    assert [j.metric for j in result.verdict.judges if j.decides] == ["flips", "coin"]
+    assert [j.metric for j in result.verdict.metrics if j.decides] == ["flips", "coin"]
     assert [j.metric for j in result.verdict.deciding] == ["flips"]
     assert any(said.startswith("coin is not admissible here") for said in result.sentences)
     assert [p.explainer for p in result.verdict.controls] == ["random", "constant"]
@@ -224,7 +179,7 @@ def test_what_does_not_fit_the_budget_is_named_first():
         audit(task, effort=FAST, samples=24, budget=100)
 
 
-def test_those_that_lose_leave_the_race_early_and_it_is_recorded():
+def test_those_that_lose_leave_early_and_it_is_recorded():
     def reverse(model, inputs, targets):
         return -vd.explain("occlusion", vd.Task(model, inputs, targets=targets, fill=0.0)).values
 
@@ -240,15 +195,15 @@ def test_those_that_lose_leave_the_race_early_and_it_is_recorded():
     assert result.verdict["good"].samples == 64
 
 
-def test_training_rows_make_a_fine_tuned_judge():
+def test_training_rows_make_a_fine_tuned_model():
     task = vd.tasks.load("digits")
     few = replace(FAST, training_rows=64, training_epochs=1)
     explainers = ["integrated_gradients", "saliency"]
     bounded = audit(task, explainers=explainers, effort=few, samples=24)
     if not bounded.checks.masking_hurts:
-        assert "rfid_plus" in {j.metric for j in bounded.verdict.judges}
+        assert "rfid_plus" in {j.metric for j in bounded.verdict.metrics}
         return
-    assert "ffid_plus" in {j.metric for j in bounded.verdict.judges}
+    assert "ffid_plus" in {j.metric for j in bounded.verdict.metrics}
     made = bounded.evaluation.scores["saliency", "ffid_plus"].provenance["finetuned"]
     # one epoch over 64 rows, of which a tenth is held out
     assert made["epochs"] == 1
@@ -349,13 +304,7 @@ def test_efforts_grow():
         assert less.meta_draws * less.meta_iterations <= more.meta_draws * more.meta_iterations
 
 
-def test_a_long_audit_says_so_beforehand(monkeypatch):
-    monkeypatch.setattr(run, "LONG_SECONDS", 0.0)
-    with pytest.warns(vd.errors.VeridicalWarning, match="may take .* minutes here"):
-        audit(vd.tasks.load("known/linear"), explainers=["saliency", "occlusion"], effort=FAST, samples=24)
-
-
-def test_judges_of_a_task_with_masks():
+def test_metrics_of_a_task_with_masks():
     task = vd.tasks.load("known/planted_patch")[:4]
     assert list(choose_metrics(task, TINY, None, ("removal", "truth")).truth) == ["relevance_rank_accuracy"]
     without = choose_metrics(task, TINY, None, ("removal",))
@@ -395,13 +344,13 @@ def test_an_effort_with_too_few_draws_for_gef_leaves_it_out() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"criteria": torch.arange(2)}, "lines is several"),
-        ({"criteria": [torch.ones(2), "removal"]}, "lines is several|no line of evidence"),
-        ({"metrics": ["max_sensitivity"]}, "none of these metrics judges finished maps"),
-        ({"metrics": []}, "none of these metrics judges finished maps"),
+        ({"criteria": torch.arange(2)}, "criteria is several"),
+        ({"criteria": [torch.ones(2), "removal"]}, "criteria is several|no criterion"),
+        ({"metrics": ["max_sensitivity"]}, "none of these metrics scores finished maps"),
+        ({"metrics": []}, "none of these metrics scores finished maps"),
     ],
 )
-def test_odd_lines_and_metrics_are_refused(given, said) -> None:
+def test_odd_criteria_and_metrics_are_refused(given, said) -> None:
     task = vd.tasks.load("known/linear")[:24]
     with pytest.raises(InputError, match=said):
         vd.audit(task, explainers=["gradient"], effort=FAST, concepts=(), progress=False, **given)

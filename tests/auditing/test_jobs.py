@@ -123,14 +123,14 @@ def test_other_processes_give_the_same_bits():
 
 def test_prices_do_not_depend_on_what_was_asked_before():
     """Else an audit on many processes, which share nothing, would decide otherwise than one that shares."""
-    judges = choose_metrics(vd.tasks.load("digits")[:24], FAST, None, ("removal",))
+    panel = choose_metrics(vd.tasks.load("digits")[:24], FAST, None, ("removal",))
     found = []
     for warm in (False, True):
         task = vd.tasks.load("digits")[:24]
         if warm:
             vd.score("rfid_plus", task, "occlusion")
         found.append(
-            (cost_of_scores(judges.removal, task, 0), {k: r.rows for k, r in remaining(task).items()})
+            (cost_of_scores(panel.removal, task, 0), {k: r.rows for k, r in remaining(task).items()})
         )
     assert found[0] == found[1]
     assert found[0][0].first > found[0][0].more > 0

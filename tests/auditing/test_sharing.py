@@ -9,8 +9,16 @@ from torch import nn
 import veridical as vd
 from veridical.auditing.candidates import choose_explainers
 from veridical.auditing.description import enough_samples, where_agreement_falls
-from veridical.auditing.effort import EFFORTS, ON_HEAVY, Effort, effort_of, heavy
-from veridical.auditing.sampling import in_drawn_order, keyed_order, some_of
+from veridical.auditing.effort import (
+    EFFORTS,
+    ON_HEAVY,
+    Effort,
+    effort_of,
+    heavy,
+    in_drawn_order,
+    keyed_order,
+    some_of,
+)
 from veridical.core.key import Key
 from veridical.gef import GEF, NoisePath
 from veridical.metrics import registry

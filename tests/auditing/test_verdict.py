@@ -9,10 +9,13 @@ import torch
 
 from veridical.auditing.evidence import ALPHA, HERE, THERE, Entry, Grid, Rules, SampleScores
 from veridical.auditing.sentences import sentences
-from veridical.auditing.verdict import Field, Judge, decide
+from veridical.auditing.verdict import Field, MetricRole, decide
 
 GRID = Grid(1e-5, 0.1)
-JUDGES = [Judge("rfid", "removal", True, 0.7, 0.6, 0.8), Judge("qge", "removal", True, 0.7, 0.6, 0.8)]
+METRICS = [
+    MetricRole("rfid", "removal", True, 0.7, 0.6, 0.8),
+    MetricRole("qge", "removal", True, 0.7, 0.6, 0.8),
+]
 
 
 def drawn(seed, samples, mean=0.0, metrics=2):
@@ -35,12 +38,12 @@ def rules(samples=64, criteria=("removal",), admissible=(0, 1), seed=0):
     return Rules(criteria, GRID, admissible, controls, {})
 
 
-def field(means, samples=64, criteria=("removal",), swap=0.95, seed=0, **more):
+def field(means, samples=64, criteria=("removal",), fits=0.95, seed=0, **more):
     entries = {
         name: Entry(
             name,
             drawn(10 * seed + i, samples, mean),
-            randomisation=won(swap, min(24, samples)) if "randomisation" in criteria else (),
+            randomisation=won(fits, min(24, samples)) if "randomisation" in criteria else (),
         )
         for i, (name, mean) in enumerate(means.items())
     }
@@ -57,7 +60,7 @@ def said(verdict, **skipped):
 
 
 def test_good_methods_are_trusted_and_chance_is_not():
-    found = decide(field({"good": 3.0, "noise": 0.0, "bad": -2.0}), JUDGES)
+    found = decide(field({"good": 3.0, "noise": 0.0, "bad": -2.0}), METRICS)
     assert [(p.explainer, p.trusted) for p in found.ranking] == [
         ("good", True),
         ("noise", False),
@@ -72,7 +75,7 @@ def test_good_methods_are_trusted_and_chance_is_not():
 
 
 def test_a_ranking_prints_as_a_table():
-    found = decide(field({"good": 3.0, "noise": 0.0}), JUDGES)
+    found = decide(field({"good": 3.0, "noise": 0.0}), METRICS)
     head, best, last = repr(found.ranking).splitlines()
     assert head.split() == ["explainer", "beats", "controls", "samples", "verdict"]
     assert best.startswith("good")
@@ -82,12 +85,12 @@ def test_a_ranking_prints_as_a_table():
     assert found.ranking[0] is found.places[0]
 
 
-def test_removal_and_swap_must_both_hold():
-    """A map that moves with the model wins the swap and knows no feature; a template the other way round."""
+def test_removal_and_randomisation_must_both_hold():
+    """A map that moves with the model fits it and knows no feature; a template the other way round."""
     lines = ("removal", "randomisation")
     both = field({"true": 3.0, "moving": 0.0, "template": 3.0}, criteria=lines)
     both.entries["template"].__dict__["randomisation"] = won(0.5, 24)
-    found = decide(both, JUDGES)
+    found = decide(both, METRICS)
     assert [p.explainer for p in found.ranking if p.trusted] == ["true"]
     text = " ".join(said(found))
     assert "Do not trust template: maps made for another model explain this one as well" in text
@@ -98,7 +101,7 @@ def test_equal_methods_are_one_group_and_the_cheapest_is_named():
     base = drawn(5, 64, 3.0)
     noisy = {f"m{i}": Entry(f"m{i}", SampleScores(base.utility + 4e-7 * i, base.missing)) for i in range(4)}
     known = Field(noisy, rules(), {"m0": 40, "m1": 30, "m2": 10, "m3": 20})
-    found = decide(known, JUDGES)
+    found = decide(known, METRICS)
     assert found.groups == (("m0", "m1", "m2", "m3"),)
     assert found.best == "m2"
     assert found.group_probability == ()
@@ -111,7 +114,7 @@ def test_equal_methods_are_one_group_and_the_cheapest_is_named():
 
 
 def test_the_recommendation_does_not_contradict_its_probability():
-    found = decide(field({"best": 6.0, "good": 3.0, "fair": 2.5}, samples=200), JUDGES)
+    found = decide(field({"best": 6.0, "good": 3.0, "fair": 2.5}, samples=200), METRICS)
     assert found.best in found.leading
     assert found.group_probability[0] == max(found.group_probability)
     assert sum(found.group_probability) == pytest.approx(1.0)
@@ -119,10 +122,10 @@ def test_the_recommendation_does_not_contradict_its_probability():
 
 
 def test_no_probability_below_64_samples_or_for_one_candidate():
-    few = decide(field({"best": 9.0, "good": 3.0}, samples=40), JUDGES)
+    few = decide(field({"best": 9.0, "good": 3.0}, samples=40), METRICS)
     assert len(few.groups) == 2
     assert few.group_probability == ()
-    one = decide(field({"only": 5.0}, samples=200), JUDGES)
+    one = decide(field({"only": 5.0}, samples=200), METRICS)
     assert one.best == "only"
     assert one.group_probability == ()
     assert "only method tried" in " ".join(said(one))
@@ -131,9 +134,9 @@ def test_no_probability_below_64_samples_or_for_one_candidate():
 
 def test_company_changes_nothing_of_a_method():
     """Scores, win rates and unadjusted p of the others stay when a method joins or leaves."""
-    alone = decide(field({"a": 3.0, "b": 1.0}), JUDGES)
+    alone = decide(field({"a": 3.0, "b": 1.0}), METRICS)
     more = field({"a": 3.0, "b": 1.0, "c": 4.0, "d": -1.0})
-    company = decide(more, JUDGES)
+    company = decide(more, METRICS)
     for who in ("a", "b"):
         one, other = alone[who], company[who]
         assert (one.score, one.low, one.high, one.p, one.tests) == (
@@ -145,14 +148,14 @@ def test_company_changes_nothing_of_a_method():
 
 
 def test_below_24_samples_there_is_no_verdict():
-    found = decide(field({"good": 9.0}, samples=23), JUDGES)
+    found = decide(field({"good": 9.0}, samples=23), METRICS)
     assert found.best is None
     assert "too few" in found.why_none
     assert said(found)[0].startswith("No verdict: 23 samples")
-    assert decide(field({"good": 9.0}, samples=24), JUDGES).best == "good"
+    assert decide(field({"good": 9.0}, samples=24), METRICS).best == "good"
 
 
-def test_without_a_voice_or_a_control_there_is_no_verdict():
+def test_without_an_admissible_metric_or_a_control_there_is_no_verdict():
     known = field({"good": 9.0})
     silent = Field(known.entries, rules(admissible=()), known.rows)
     found = decide(silent, [])
@@ -160,7 +163,7 @@ def test_without_a_voice_or_a_control_there_is_no_verdict():
     assert "no metric sees the damage" in found.why_none
     assert math.isnan(found["good"].score)
     alone = Field(known.entries, Rules(("removal",), GRID, (0, 1), {}, {}), known.rows)
-    assert "no control" in decide(alone, JUDGES).why_none
+    assert "no control" in decide(alone, METRICS).why_none
 
 
 def test_a_failed_method_stays_in_the_ranking_and_counts_for_holm():
@@ -170,15 +173,15 @@ def test_a_failed_method_stays_in_the_ranking_and_counts_for_holm():
         gone.utility * math.nan, torch.ones_like(gone.missing)
     )
     known = Field(known.entries, known.rules, known.rows, dropped={"broken": "its map failed: no idea"})
-    found = decide(known, JUDGES)
+    found = decide(known, METRICS)
     assert [p.explainer for p in found.ranking] == ["good", "broken"]
     assert found["broken"].status == "failed"
     assert found["good"].p_holm == pytest.approx(2 * found["good"].p)
     assert "Do not trust broken: its map failed: no idea." in said(found)
 
 
-def test_an_absent_line_makes_trust_provisional():
-    found = decide(field({"good": 3.0}, absent={"randomisation": "there are no weights"}), JUDGES)
+def test_an_absent_criterion_makes_trust_provisional():
+    found = decide(field({"good": 3.0}, absent={"randomisation": "there are no weights"}), METRICS)
     assert found["good"].trusted
     assert found["good"].status == "provisional"
     assert said(found)[0].startswith("Use, provisionally, good")
@@ -186,24 +189,15 @@ def test_an_absent_line_makes_trust_provisional():
 
 
 def test_nobody_trusted_is_said():
-    found = decide(field({"a": 0.0, "b": 0.0}), JUDGES)
+    found = decide(field({"a": 0.0, "b": 0.0}), METRICS)
     assert found.best is None
     assert said(found)[0].startswith("No method is trusted on this model")
 
 
 def test_who_could_not_be_tried_is_named_at_once():
-    found = decide(field({"good": 3.0}), JUDGES)
+    found = decide(field({"good": 3.0}), METRICS)
     text = said(found, lime="one map asks 9 rows and does not fit the budget of 3 rows", gradcam="no layer")
     assert any(sentence.startswith("Not tried, for lack of budget: lime.") for sentence in text[:3])
-
-
-def test_frames_hold_every_test():
-    frame = decide(
-        field({"good": 3.0, "noise": 0.0}, criteria=("removal", "randomisation")), JUDGES
-    ).to_frame()
-    assert {"explainer", "score", "low", "high", "p", "p_holm", "trusted", "status", "group"} <= set(frame)
-    assert "wins: removal, random" in frame
-    assert frame["control"].tolist() == [False, False, True, True]
 
 
 @pytest.mark.parametrize("samples", [24, 64])
@@ -211,12 +205,12 @@ def test_noise_is_hardly_ever_trusted(samples):
     """Six methods as good as a control, 40 audits: any is trusted in one of twenty, about, at most."""
     false = 0
     for seed in range(40):
-        found = decide(field({f"n{i}": 0.3 for i in range(6)}, samples=samples, seed=7 + 13 * seed), JUDGES)
+        found = decide(field({f"n{i}": 0.3 for i in range(6)}, samples=samples, seed=7 + 13 * seed), METRICS)
         false += any(place.trusted for place in found.ranking)
     assert false <= 5
 
 
 def test_places_that_win_three_in_four_are_found_with_64_samples():
-    found = [decide(field({"m": 1.7}, samples=64, seed=seed), JUDGES)["m"].trusted for seed in range(20)]
+    found = [decide(field({"m": 1.7}, samples=64, seed=seed), METRICS)["m"].trusted for seed in range(20)]
     assert sum(found) >= 18
     assert ALPHA == 0.05

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical.cli.concepts import concepts_of
+from veridical.cli.audit import concepts_of
 from veridical.concepts import NMF, PCA, Dictionary
 from veridical.errors import VeridicalError
 

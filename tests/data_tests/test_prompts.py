@@ -256,13 +256,3 @@ def test_the_command_audits_prompts(folder, tmp_path):
     done = CliRunner().invoke(app, [*words[:4], str(bad)])
     assert done.exit_code != 0
     assert "line 2 of bad.jsonl is not JSON" in str(done.exception or done.output)
-
-
-def test_the_command_says_what_prompts_cost_before_it_runs(capsys):
-    from veridical.cli.audit import foretell
-
-    task = vd.tasks.known("prompt", samples=4).task
-    foretell(task, ["occlusion", "gradient"], "glance", 2)
-    said = capsys.readouterr().out
-    assert "minutes here: at most 130 rows forward, 2 backward" in said  # 2 x 64 subsets and 2 gradients
-    assert "come on top" in said

@@ -5,7 +5,6 @@ import pytest
 from typer.testing import CliRunner
 
 import veridical as vd
-from veridical.cli import gef as _gef_command  # noqa: F401 (adds the command)
 from veridical.cli.app import app
 
 

@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 import veridical as vd
-from veridical.cli import meta as _meta_commands  # noqa: F401 (adds the commands)
 from veridical.cli.app import app
 
 SMALL = "--draws 1 --iterations 1 -n 16 -e gradient -e saliency -e input_x_gradient".split()
@@ -62,7 +61,7 @@ def test_search_names_the_best_setting(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["search", "sparseness", "--settings", "[1]"], "list of values"),
+        (["search", "sparseness", "--settings", "[1]"], "an object such as"),
         (["search", "sparseness", "--settings", "{"], "not JSON"),
         (["benchmark", "-e", "gradient"], "at least two"),
     ],

@@ -101,7 +101,7 @@ def test_other_units_are_not_heads():
 
 
 @pytest.mark.parametrize(("head", "asked"), [("generation", "answer"), ("regression", "output")])
-def test_the_swap_of_a_task_without_classes_speaks_of_none(head, asked):
+def test_the_randomisation_of_a_task_without_classes_speaks_of_none(head, asked):
     for rivals in (HERE, THERE):
         tests = [Test("randomisation", rival, 0.9, 0.8, 0.95, 0.01, 24) for rival in rivals]
         said = list(dict.fromkeys(in_a_sentence(test, head) for test in tests))

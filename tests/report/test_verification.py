@@ -1,17 +1,23 @@
-"""A verdict that others can check: one checksum of inputs, plan, scores and report."""
+"""A folder that others can check by one checksum, and whose page is made again without the model."""
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import veridical as vd
+import veridical.cli.report
 from veridical.auditing import Audit
 from veridical.cli.app import app
+from veridical.errors import InputError
 from veridical.report.audit import write_folder
+from veridical.report.rendering import render, save
 from veridical.report.verification import verify_report
+
+runner = CliRunner()
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +76,6 @@ def test_a_changed_report_does_not_lead_to_its_checksum(folder: Path) -> None:
 
 
 def test_the_command_confirms_or_says_what_is_wrong(folder: Path) -> None:
-    runner = CliRunner()
     good = runner.invoke(app, ["verify", str(folder)])
     assert good.exit_code == 0
     assert "the checksum holds" in good.output
@@ -78,3 +83,27 @@ def test_the_command_confirms_or_says_what_is_wrong(folder: Path) -> None:
     bad = runner.invoke(app, ["verify", str(folder)])
     assert bad.exit_code == 1
     assert "scores.csv was changed" in bad.output
+
+
+def test_page_beside_the_contents(shown: dict[str, Any], tmp_path: Path) -> None:
+    save(shown, tmp_path / "report.json")
+    result = runner.invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "index.html").read_text() == render(shown)
+    assert "index.html" in result.output.replace("\n", "")
+
+
+def test_markdown_somewhere_else(shown: dict[str, Any], tmp_path: Path) -> None:
+    contents = save(shown, tmp_path / "in" / "report.json")
+    target = tmp_path / "out" / "a.md"
+    result = runner.invoke(app, ["report", str(contents), "--format", "md", "-o", str(target)])
+    assert result.exit_code == 0, result.output
+    assert target.read_text() == render(shown, "md")
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["report", str(tmp_path)])
+    assert isinstance(result.exception, InputError)
+    (tmp_path / "report.json").write_text(json.dumps({"kind": "audit", "format": 1}))
+    result = runner.invoke(app, ["report", str(tmp_path), "-f", "pdf"])
+    assert isinstance(result.exception, InputError)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from veridical.auditing.check import Check, Checks
     from veridical.auditing.evidence import Test
     from veridical.auditing.result import Audit
-    from veridical.auditing.verdict import Field, Judge, Pair, Place, Verdict, decide
+    from veridical.auditing.verdict import Field, MetricRole, Pair, Place, Verdict, decide
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -20,7 +20,7 @@ __getattr__, __dir__ = lazy_names(
         "Checks": "veridical.auditing.check",
         "Test": "veridical.auditing.evidence",
         **dict.fromkeys(
-            ("Field", "Judge", "Pair", "Place", "Verdict", "decide"), "veridical.auditing.verdict"
+            ("Field", "MetricRole", "Pair", "Place", "Verdict", "decide"), "veridical.auditing.verdict"
         ),
     },
 )
@@ -32,7 +32,7 @@ __all__ = [
     "EFFORTS",
     "Verdict",
     "Place",
-    "Judge",
+    "MetricRole",
     "Pair",
     "Test",
     "Field",

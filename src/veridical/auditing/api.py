@@ -45,18 +45,55 @@ def audit(
     Every applicable explainer, and controls that know nothing of the model, are compared on ever more
     samples. A method is trusted if it beats every control when features are removed (`metrics`), if its maps
     fit this model and not a copy with other weights (the model randomisation test), and, where object masks
-    tell what matters, if it finds that (truth). `criteria` chooses among "removal", "randomisation" and
-    "truth". `metrics` and `controls` take the place of ours. GEF, robustness, MPRT and complexity describe. A
-    black box cannot be copied with other weights: give `others`, models of the same kind trained on
-    shuffled labels, or trust stays provisional.
+    tell what matters, if it finds that (truth). GEF, robustness, MPRT and complexity describe.
 
-    `train` (rows, or rows with labels) lets F-Fidelity fine-tune where masks disturb the model. `effort` sets
-    samples, draws and the budget; `samples` and `budget` (rows asked of the model) override it. What is
-    finished is kept in `folder`: after Ctrl-C the same call goes on. `executor` (of concurrent.futures, or
-    `veridical.jobs.RayPool`) spreads the work and gives the same bits. `concepts` are concept
-    methods to compare by SURF; by default a few are judged where the head is linear and the task has train
-    rows, `concepts=()` judges none.
+    Parameters
+    ----------
+    task : Task
+        The model and the samples whose explanations are compared; at least two.
+    train : array, optional
+        Rows, or rows with labels, on which F-Fidelity may fine-tune where masks disturb the model; those of
+        the task by default.
+    explainers : sequence or mapping, optional
+        Names or objects; one of every family that applies by default. Named ones run whatever they cost,
+        unless `budget` is given, too.
+    effort : str or Effort
+        "glance", "quick", "standard" or "thorough": samples, draws and budget.
+    seed : int
+        Seed of all draws.
+    metrics, controls : sequence or mapping, optional
+        What decides under removal, and what has to be beaten, in the place of ours.
+    criteria : sequence of str, optional
+        Which of "removal", "randomisation" and "truth" must hold; all that the task offers by default.
+    others : sequence of models, optional
+        Models of the same kind, trained on shuffled labels, say, in the place of copies with other weights: a
+        black box cannot be copied, and without `others` trust in its explanations stays provisional.
+    budget, samples : int, optional
+        Rows that may be asked of the model, and samples that are explained; override the effort's.
+    concepts : optional
+        Concept methods to compare by SURF. By default a few where the head is linear and the task has train
+        rows; `()` compares none.
+    folder : path, optional
+        What is finished is kept here: after Ctrl-C the same call goes on.
+    executor : concurrent.futures.Executor, optional
+        Spreads the work, and gives the same bits; also `veridical.jobs.RayPool`.
+    device : str or torch.device, optional
+        Where to compute; where the task is by default.
+    progress : bool, optional
+        Whether to show a bar; in a terminal by default.
 
+    Returns
+    -------
+    Audit
+        The verdict with its evidence; prints it, and `report` writes it.
+
+    Raises
+    ------
+    InputError
+        Where there is nothing to compare, a name is unknown or no explainer fits the budget.
+
+    Examples
+    --------
     >>> import veridical as vd
     >>> task = vd.tasks.load("known/linear")
     >>> vd.audit(task, explainers=["input_x_gradient", "saliency"], samples=32).best

@@ -51,7 +51,7 @@ FAMILIES = (
 CONTROLS = ("random", "input_magnitude", "sobel")
 """Maps that know nothing of the model; each has to be beaten."""
 CRITERIA = ("removal", "randomisation", "truth")
-"""The lines of evidence: all that a task offers must hold."""
+"""The criteria: all that a task offers must hold."""
 DRAWS = 4
 """How often a control that draws is drawn."""
 
@@ -112,16 +112,16 @@ def _own_name(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def choose_criteria(given: Sequence[str] | None) -> tuple[str, ...]:
-    """The lines of evidence that are asked for, all by default."""
+    """The criteria that are asked for, all by default."""
     if given is None:
         return CRITERIA
     given = [given] if isinstance(given, str) else [str(line) for line in given]
     for line in given:
         if line not in CRITERIA:
-            raise unknown_name("line of evidence", line, CRITERIA)
+            raise unknown_name("criterion", line, CRITERIA)
     if "removal" not in given:
         raise InputError(
-            "the line 'removal' is where controls are beaten, and no verdict stands without it; "
+            "under the criterion 'removal' controls are beaten, and no verdict stands without it; "
             "give criteria=('removal', ...)"
         )
     return tuple(line for line in CRITERIA if line in given)
@@ -129,7 +129,7 @@ def choose_criteria(given: Sequence[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class MetricPanel:
-    """The metrics of an audit by label: those of each line that decide, and those that describe."""
+    """The metrics of an audit by label: those of each criterion that decide, and those that describe."""
 
     removal: Mapping[str, Metric]
     randomisation: Mapping[str, Metric]
@@ -137,7 +137,7 @@ class MetricPanel:
     describing: Mapping[str, tuple[str, AnyMetric]]
     """With the category each belongs to."""
     refused: Mapping[str, str]
-    """Why others cannot judge here."""
+    """Why others do not apply here."""
 
     @property
     def scoring(self) -> dict[str, Metric]:
@@ -152,21 +152,23 @@ def choose_metrics(
     criteria: Sequence[str],
     given: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> MetricPanel:
-    """The metrics that apply here, and why others do not; `given` ones are the removal line's."""
+    """The metrics that apply here, and why others do not; `given` ones are those of removal."""
     make = metric_registry.make
     describing: dict[str, tuple[str, AnyMetric]] = {}
     if given is None:
         removal = _removal(task, effort, finetuned)
-        swap = _removal(task, effort, None)  # no copy has a fine-tuned judge
+        randomisation = _removal(task, effort, None)  # no copy has a fine-tuned model
     else:
         named = labelled(given, as_metric)
         for metric in named.values():
             metric.check(task)
-        removal = swap = {label: metric for label, metric in named.items() if isinstance(metric, Metric)}
+        removal = randomisation = {
+            label: metric for label, metric in named.items() if isinstance(metric, Metric)
+        }
         if not removal:
             raise InputError(
-                "none of these metrics judges finished maps, and the removal line needs one that does; add "
-                "'rfid_plus', 'qge:pixel_flipping' or another of vd.list_metrics()"
+                "none of these metrics scores finished maps, and the criterion 'removal' needs one that "
+                "does; add 'rfid_plus', 'qge:pixel_flipping' or another of vd.list_metrics()"
             )
         describing |= {
             label: (metric.category, metric) for label, metric in named.items() if label not in removal
@@ -194,7 +196,7 @@ def choose_metrics(
         return {label: held for label, held in metrics.items() if reasons[label] is None}
 
     kinds = applying(describing, lambda held: held[1])
-    return MetricPanel(applying(removal), applying(swap), applying(truth), kinds, refused)
+    return MetricPanel(applying(removal), applying(randomisation), applying(truth), kinds, refused)
 
 
 def _removal(task: Task, effort: Effort, finetuned: Finetuned | None) -> dict[str, AnyMetric]:
@@ -226,12 +228,12 @@ def _removal(task: Task, effort: Effort, finetuned: Finetuned | None) -> dict[st
 
 
 BETA = 0.1
-"""The share of features the judge learns to miss, at least one: the published default."""
+"""The share of features the fine-tuned model learns to miss, at least one: the published default."""
 FINETUNING_RATE = 1e-3
 """Ten times the published rate, at which few epochs leave most models as they were."""
 
 
-def finetuned_judge(
+def finetuned_model(
     task: Task,
     train: Any,
     checks: Checks,
@@ -240,55 +242,51 @@ def finetuned_judge(
     progress: bool | None,
     notes: list[str],
 ) -> tuple[Finetuned | None, RobustnessTable | None]:
-    """The judge of removal tests: a fine-tuned model where masks disturb the original and rows are there."""
-    if task.head in ("regression", "generation") or not checks.masking_hurts:
-        notes.append(
-            "F-Fidelity judges with the original model (RFid): "
-            + (
-                f"a {task.head} has no right class."
-                if task.head in ("regression", "generation")
-                else "masks hardly disturb it."
-                if any(check.name == "masking" for check in checks.checks)
-                else "there is one feature, and none is left when it is masked."
+    """The model of removal tests: a fine-tuned one where masks disturb the original and rows are there."""
+    reason = _why_the_original(task, train, checks, effort)
+    if reason is None:
+        try:
+            rows = _training_rows(task, train, effort.training_rows, seed)
+            made = finetune(
+                task,
+                **rows,
+                beta=BETA,
+                epochs=effort.training_epochs,
+                rate=FINETUNING_RATE,
+                seed=seed,
+                progress=progress,
             )
+            reason = made.held_out.why_not
+            if reason is None:
+                shares = (0.0, BETA / 2, BETA)
+                table = robustness_table(
+                    task, made, shares=shares, reference="prediction", seed=seed, progress=progress, **rows
+                )
+                notes.append(_said_of(table))
+                return made, table
+        except VeridicalError as error:
+            reason = f"fine-tuning failed: {error}"
+    notes.append(f"F-Fidelity scores with the original model (RFid): {reason}.")
+    return None, None
+
+
+def _why_the_original(task: Task, train: Any, checks: Checks, effort: Effort) -> str | None:
+    """Why F-Fidelity needs or gets no fine-tuned model here."""
+    if task.head in ("regression", "generation"):
+        return f"a {task.head} has no right class"
+    if not checks.masking_hurts:
+        masked = any(check.name == "masking" for check in checks.checks)
+        return (
+            "masks hardly disturb it"
+            if masked
+            else "there is one feature, and none is left when it is masked"
         )
-        return None, None
     reason = why_no_finetuning(task, train)
     if reason is not None:
-        notes.append(
-            f"F-Fidelity judges with the original model (RFid), since it cannot be fine-tuned: {reason}."
-        )
-        return None, None
+        return f"it cannot be fine-tuned: {reason}"
     if not effort.training_rows:
-        notes.append(
-            f"F-Fidelity judges with the original model (RFid): effort '{effort.name}' leaves no time to "
-            "fine-tune."
-        )
-        return None, None
-    try:
-        rows = _training_rows(task, train, effort.training_rows, seed)
-        made = finetune(
-            task,
-            **rows,
-            beta=BETA,
-            epochs=effort.training_epochs,
-            rate=FINETUNING_RATE,
-            seed=seed,
-            progress=progress,
-        )
-        reason = made.held_out.why_not
-        if reason is not None:
-            notes.append(f"F-Fidelity judges with the original model (RFid): {reason}.")
-            return None, None
-        shares = (0.0, BETA / 2, BETA)
-        table = robustness_table(
-            task, made, shares=shares, reference="prediction", seed=seed, progress=progress, **rows
-        )
-    except VeridicalError as error:
-        notes.append(f"F-Fidelity judges with the original model (RFid), since fine-tuning failed: {error}.")
-        return None, None
-    notes.append(_said_of(table))
-    return made, table
+        return f"effort '{effort.name}' leaves no time to fine-tune"
+    return None
 
 
 def _training_rows(task: Task, train: Any, most: int, seed: int) -> dict[str, Any]:
@@ -314,7 +312,7 @@ def _said_of(table: RobustnessTable) -> str:
     original, tuned = table.accuracy[ORIGINAL], table.accuracy[TUNED]
     lost, back = original[0] - original[-1], tuned[-1] - original[-1]
     said = (
-        f"F-Fidelity judges with a model fine-tuned under masks, which wins back {100 * back:.1f} of the "
+        f"F-Fidelity scores with a model fine-tuned under masks, which wins back {100 * back:.1f} of the "
         f"{100 * lost:.1f} points of agreement that masks cost the original"
     )
     if back < lost / 2:

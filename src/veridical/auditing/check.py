@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from veridical.auditing.effort import Effort, effort_of
-from veridical.auditing.sampling import some_of
+from veridical.auditing.effort import Effort, effort_of, some_of
 from veridical.core.key import Key
 from veridical.errors import NotApplicableError
 from veridical.fidelity.correctness import accuracy, at_chance, chance_level, check_labels, predicted_labels
@@ -44,7 +43,7 @@ class Checks:
 
     @property
     def masking_hurts(self) -> bool:
-        """Whether masked inputs disturb the model, so that removal tests need a fine-tuned judge."""
+        """Whether masked inputs disturb the model, so that removal tests need a fine-tuned model."""
         return self.masking_loss > LITTLE_LOSS
 
     @property

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from veridical.auditing.candidates import MetricPanel
-from veridical.auditing.effort import Effort
+from veridical.auditing.effort import Effort, some_of
 from veridical.auditing.elimination import Elimination
 from veridical.auditing.evidence import Test
 from veridical.auditing.jobs import Job
 from veridical.auditing.model_randomisation import sample_scores
-from veridical.auditing.sampling import some_of
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import VeridicalError, VeridicalWarning
@@ -43,22 +42,22 @@ if TYPE_CHECKING:
 
 
 def describe(
-    elimination: Elimination, judges: MetricPanel, table: Evaluation, effort: Effort, seed: int
+    elimination: Elimination, panel: MetricPanel, table: Evaluation, effort: Effort, seed: int
 ) -> tuple[Evaluation, NoisePath | None]:
-    """Score what describes, on the samples of the first look; methods with dear maps are left out of it."""
+    """Score what describes, on the samples of the first stage; methods with costly maps are left out."""
     task = elimination.first_stage
     scores, failures = dict(table.scores), list(table.failures)
     cheap = {
         r.label: r.explainer
         for r in (*elimination.candidates.values(), *elimination.controls.values())
-        if r.asked.forward <= effort.gef_rows and r.done[0].explanation is not None
+        if r.cost.forward <= effort.gef_rows and r.done[0].explanation is not None
     }
     path = None
 
     def keep(who: str, what: str, found: Scores | Exception) -> None:
         if isinstance(found, Scores):
             scores[who, what] = found
-            if what == "gef_iso":  # the same worlds give both numbers
+            if what == "gef_iso":  # the same perturbed models give both numbers
                 own = found.details["q"]
                 scores[who, "gef"] = replace(found, values=own, metric="gef", details={}, curve=None)
             return
@@ -66,7 +65,7 @@ def describe(
         failures.append(Failure(who, what, str(found), told))
         warnings.warn(f"metric '{what}' on '{who}' failed: {found}", VeridicalWarning, stacklevel=4)
 
-    for label, (_, metric) in judges.describing.items():
+    for label, (_, metric) in panel.describing.items():
         if isinstance(metric, GEF):
             path = metric.noise_path(task, Key(seed), effort.search_draws)
         if isinstance(metric, ExplainerMetric):
@@ -92,23 +91,23 @@ def beside(elimination: Elimination, best: str, seed: int) -> tuple[Test, ...]:
         "its maps of another class": OtherClass(candidate.explainer),
         "noise that moves with the outputs": explainer_registry.make("moving_noise"),
     }
-    metrics = {label: elimination.judges.removal[label] for label in elimination.admissible_labels}
+    metrics = {label: elimination.panel.removal[label] for label in elimination.admissible_labels}
     rules, found = elimination.rules(), []
     for name, explainer in rivals.items():
         if explainer.why_not(task) is not None:
             continue
         job = Job(best, explainer, metrics, task, task, f"beside: {name}")
         done = elimination.jobs.do([job], f"beside: {name}")
-        theirs = sample_scores(done, [len(task)], elimination.judges.removal)
-        own = candidate.sample_scores(elimination.judges.removal).first(len(task))
+        theirs = sample_scores(done, [len(task)], elimination.panel.removal)
+        own = candidate.sample_scores(elimination.panel.removal).first(len(task))
         found.append(Test.of("beside", name, rules.removal_units(own, [theirs])))
     return tuple(found)
 
 
 _CONCEPTS = ("pca", "kmeans", "nmf", "cdisco")
-"""Concept methods that an audit judges when nobody chose: quick ones, fitted on whole samples."""
+"""Concept methods that an audit compares when nobody chose: quick ones, fitted on whole samples."""
 _CONCEPT_ROWS = 1000
-"""Samples that concepts are judged on, and twice as many train rows to fit them on: a row each."""
+"""Samples that concepts are compared on, and twice as many train rows to fit them on: a row each."""
 
 
 def prompts_of(task: Task, evaluation: Evaluation, seed: int) -> PromptChecks | None:
@@ -160,7 +159,7 @@ def concepts_of(
         return compare(train, _CONCEPTS, seed, seeds=3, test=parts.test(), head=parts.head)
     except VeridicalError as error:
         if methods is None:
-            notes.append(f"Concepts were not judged: {error}")
+            notes.append(f"Concepts were not compared: {error}")
             return None
         evaluation.failures.append(Failure("concepts", None, str(error), traceback.format_exc()))
         return None
@@ -174,7 +173,7 @@ SHARE = 0.5
 
 def reliability_of(
     elimination: Elimination,
-    judges: MetricPanel,
+    panel: MetricPanel,
     effort: Effort,
     seed: int,
     progress: bool | None,
@@ -183,8 +182,8 @@ def reliability_of(
 ) -> MetaEvaluation | None:
     """Meta-evaluate the removal metrics on this task with its cheapest explainers.
 
-    All explainers of an audit meet the same draws of a metric, so it is judged here with the same draws in
-    every world too: what fresh ones would add is common to all explainers and moves no ranking.
+    All explainers of an audit meet the same draws of a metric, so it is meta-evaluated with the same draws
+    for every perturbed model too: what fresh ones would add is common to all explainers and moves no ranking.
     """
     if not effort.meta_samples:
         return None
@@ -206,8 +205,8 @@ def reliability_of(
     elif len(cheapest) < 2:
         reason = "it ranks explainers and needs two"
     else:
-        worlds = 2 + 2 * len(tests) * effort.meta_draws * effort.meta_iterations
-        asked = elimination.estimate.of(len(cheapest), sum(r.rows for r in cheapest)) * len(few) * worlds
+        models = 2 + 2 * len(tests) * effort.meta_draws * effort.meta_iterations
+        asked = elimination.estimate.of(len(cheapest), sum(r.rows for r in cheapest)) * len(few) * models
         if asked > SHARE * elimination.used:
             reason = f"it would ask {asked:,.0f} rows, more than half of what the elimination took"
     if reason is not None:
@@ -220,7 +219,7 @@ def reliability_of(
             warnings.simplefilter("ignore", VeridicalWarning)
             return meta_evaluate(
                 few,
-                judges.removal,
+                panel.removal,
                 {candidate.label: candidate.explainer for candidate in cheapest},
                 tests=tests,
                 draws=effort.meta_draws,

@@ -1,4 +1,4 @@
-"""How much an audit does, by name; less of it where a model is heavy."""
+"""How much an audit does, and on which samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
 
+from torch import Tensor
+
+from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Between, Count, Index, PartOf, Within
+from veridical.core.key import Key
 from veridical.core.settings import check_settings
 from veridical.errors import InputError, unknown_name
 from veridical.values.task import Task
@@ -26,7 +30,7 @@ class Effort:
     name: str
     """How reports call it."""
     samples: Annotated[int, Within(2, MANY)]
-    """Samples that are judged, at most."""
+    """Samples that are explained, at most."""
     budget: Annotated[int, Within(1, 10**15)]
     """Rows that the model may be asked, about; a method or a stage that does not fit is left out."""
     variants: bool
@@ -206,3 +210,18 @@ def heavy(task: Task) -> bool:
     """Whether a row of this task takes long, by what anyone can count: no clock decides what is done."""
     size = 0 if task.inputs is None else task.inputs[0].numel()
     return size > LARGE_INPUT or sum(p.numel() for p in task.model.parameters()) > HEAVY_PARAMETERS
+
+
+def keyed_order(task: Task, seed: int) -> Tensor:
+    """The places of all samples in an order that ids and seed decide; fewer are always among more."""
+    return keyed.bits(Key(seed) / "audit" / "samples", task.draw_ids, 0, 1)[:, 0].argsort()
+
+
+def some_of(task: Task, count: int, seed: int) -> Task:
+    """The task with at most `count` of its samples, in its own order."""
+    return task if len(task) <= count else task[keyed_order(task, seed)[:count].sort().values]
+
+
+def in_drawn_order(task: Task, count: int, seed: int) -> Task:
+    """The same samples in keyed order: interim analyses need an order fixed before scores are seen."""
+    return task[keyed_order(task, seed)[:count]]

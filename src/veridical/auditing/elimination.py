@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,8 +103,10 @@ def cost_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> Cost
     return CostEstimate(asked[0], asked[1], subsets * task.fill.repeats_on(task))
 
 
+Step = Literal["scores", "randomisation", "posthoc"]
+"""What a stage does that costs rows."""
 STOP_AFTER = 64
-"""Samples from which on a elimination in which nothing is open may end."""
+"""Samples from which on an elimination in which nothing is open may end."""
 
 
 @dataclass(eq=False)
@@ -113,17 +115,17 @@ class Candidate:
 
     label: str
     explainer: Explainer
-    asked: Cost = field(default_factory=Cost)
+    cost: Cost = field(default_factory=Cost)
     """What one map asks of the model."""
     done: list[Done] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     control: bool = False
     draws: list[list[Done]] = field(default_factory=list)
-    """Further draws of a control, look by look."""
+    """Further draws of a control, stage by stage."""
     randomisation: list[tuple[Tensor, ...]] = field(default_factory=list)
-    """The units of the swap's tests, look by look."""
+    """The units of the model randomisation tests, stage by stage."""
     same_target: list[Tensor] = field(default_factory=list)
-    """Units against its own maps of other samples of the class, look by look."""
+    """Units against its own maps of other samples of the class, stage by stage."""
     posthoc: PosthocChecks = field(default_factory=PosthocChecks)
     """What was asked beyond the tests."""
     dropped: str = ""
@@ -133,7 +135,7 @@ class Candidate:
     @property
     def rows(self) -> int:
         """Rows that one map asks, forward and backward."""
-        return rows(self.asked)
+        return rows(self.cost)
 
     @property
     def count(self) -> int:
@@ -142,17 +144,17 @@ class Candidate:
 
     def sample_scores(self, metrics: Mapping[str, object], draw: int = 0) -> SampleScores:
         """What these metrics gave its maps."""
-        stages = self.done if not draw else [look[draw - 1] for look in self.draws]
+        stages = self.done if not draw else [stage[draw - 1] for stage in self.draws]
         return sample_scores(stages, self.sizes, metrics)
 
     def all_draws(self, metrics: Mapping[str, object]) -> list[SampleScores]:
         """The scores of every draw of a control; where it has no map nobody has beaten it, so that ties."""
         return [self.sample_scores(metrics, draw).tied_where_missing() for draw in range(self.count)]
 
-    def entry(self, judges: MetricPanel) -> Entry:
-        swap = tuple(torch.cat(parts) for parts in zip(*self.randomisation, strict=True))
-        truth = self.sample_scores(judges.truth) if judges.truth else None
-        return Entry(self.label, self.sample_scores(judges.removal), truth, swap)
+    def entry(self, panel: MetricPanel) -> Entry:
+        randomisation = tuple(torch.cat(parts) for parts in zip(*self.randomisation, strict=True))
+        truth = self.sample_scores(panel.truth) if panel.truth else None
+        return Entry(self.label, self.sample_scores(panel.removal), truth, randomisation)
 
 
 @dataclass(eq=False)
@@ -160,7 +162,7 @@ class Elimination:
     """Runs the stages; what it found stays in `candidates`, `controls` and `record`."""
 
     task: Task
-    judges: MetricPanel
+    panel: MetricPanel
     criteria: tuple[str, ...]
     copies: Copies | None
     jobs: JobRunner
@@ -170,12 +172,12 @@ class Elimination:
     estimate: CostEstimate
     """What the scores of a map ask per sample."""
     admissible: tuple[int, ...] = ()
-    """The removal metrics that are admissible, known after the first look."""
+    """The removal metrics that are admissible, known after the first stage."""
     samples: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     """Who could not be tried within the budget, and why."""
     used: float = 0.0
-    """Rows asked so far, by their prices."""
+    """Rows evaluated so far, by the estimate."""
     stages: list[tuple[int, int, Task, list[Pairing]]] = field(default_factory=list)
     """From and to which sample each went, their task, and how they meet the copies."""
     yardsticks: dict[str, Explanation] = field(default_factory=dict)
@@ -183,7 +185,7 @@ class Elimination:
 
     @property
     def steps(self) -> list[tuple[int, int]]:
-        """From and to which sample each look goes."""
+        """From and to which sample each stage goes."""
         ends = sorted({end for end in STAGES if end < len(self.task)} | {len(self.task)})
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -199,23 +201,23 @@ class Elimination:
     @property
     def admissible_labels(self) -> list[str]:
         """The removal metrics that are admissible."""
-        return [label for i, label in enumerate(self.judges.removal) if i in self.admissible]
+        return [label for i, label in enumerate(self.panel.removal) if i in self.admissible]
 
     @property
     def draws(self) -> int:
         """Maps of all controls together."""
         return sum(control.count for control in self.controls.values())
 
-    # --- one look ---------------------------------------------------------------------------------------
+    # --- one stage --------------------------------------------------------------------------------------
 
     def analyse(self, start: int, stop: int) -> None:
         """Explain and score the next samples, controls first, then whoever is still remaining."""
         batch = self.task[start:stop]
-        self.used += self._cost(stop - start, self.remaining)
-        self._score(list(self.controls.values()), batch, start, dict(self.judges.scoring))
+        self.used += self.cost("scores", stop - start, self.remaining)
+        self._score(list(self.controls.values()), batch, start, dict(self.panel.scoring))
         everything = {
-            **self.judges.scoring,
-            **(self.judges.randomisation if self.copies is not None else {}),
+            **self.panel.scoring,
+            **(self.panel.randomisation if self.copies is not None else {}),
         }
         self._score(self.remaining, batch, start, everything)
         self.stages.append((start, stop, batch, []))
@@ -230,9 +232,13 @@ class Elimination:
             for candidate in candidates
             for draw in range(candidate.count)
         ]
-        found = self.jobs.do([job for _, job in jobs], f"{place}: {len(candidates)} {self._said(candidates)}")
+        left = max(0, round(self.budget - self.used))
+        who = "controls" if candidates and candidates[0].control else "methods open"
+        found = self.jobs.do(
+            [job for _, job in jobs], f"{place}: {len(candidates)} {who}, {left:,} rows left"
+        )
         for candidate in candidates:
-            own = [done for (who, _), done in zip(jobs, found, strict=True) if who is candidate]
+            own = [done for (one, _), done in zip(jobs, found, strict=True) if one is candidate]
             candidate.done.append(own[0])
             candidate.draws.append(own[1:])
             candidate.sizes.append(len(batch))
@@ -240,51 +246,46 @@ class Elimination:
             if own[0].explanation is None:
                 candidate.dropped = f"its map failed: {own[0].failures[0].message}"
 
-    def _said(self, candidates: Sequence[Candidate]) -> str:
-        left = max(0, round(self.budget - self.used))
-        return f"{'controls' if candidates and candidates[0].control else 'methods open'}, {left:,} rows left"
+    # --- the budget -------------------------------------------------------------------------------------
 
-    def _cost(self, samples: int, remaining: Sequence[Candidate]) -> float:
-        """What a look asks: the maps of who is remaining, and the scores of theirs and of the controls."""
-        return samples * self.estimate.of(
-            self.draws + len(remaining), sum(candidate.rows for candidate in remaining)
-        )
+    def cost(self, step: Step, samples: int, candidates: Sequence[Candidate]) -> float:
+        """Rows that one step of a stage evaluates for these candidates, by the estimate.
 
-    def _randomisation_cost(self, samples: int, remaining: Sequence[Candidate]) -> float:
-        """What the swap asks of the model, a map and two scores each, and of a copy, two maps and three."""
-        maps, many = sum(candidate.rows for candidate in remaining), len(remaining)
-        return samples * (self.estimate.of(2 * many, maps) + self.estimate.of(3 * many + 1, 2 * maps))
+        "scores": their maps, and the scores of these and of the controls' maps. "randomisation": of this
+        model a map and two scores each, of a copy two maps and three scores, and one of the input's size.
+        "posthoc": a further score each where samples share targets, and maps of the weight-perturbed copy.
+        """
+        maps, many = sum(candidate.rows for candidate in candidates), len(candidates)
+        of = self.estimate.of
+        if step == "scores":
+            return samples * of(self.draws + many, maps)
+        if step == "randomisation":
+            return samples * (of(2 * many, maps) + of(3 * many + 1, 2 * maps))
+        scores = samples * of(many, 0) if len(same_target(self.task)[0]) else 0.0
+        return scores + COPY_SAMPLES * maps
 
-    def posthoc_cost(self, samples: int, remaining: Sequence[Candidate]) -> float:
-        """Rows of the post-hoc checks: a further score per sample, and maps of the weight-perturbed copy."""
-        scores = samples * self.estimate.of(len(remaining), 0) if len(same_target(self.task)[0]) else 0.0
-        return scores + COPY_SAMPLES * sum(candidate.rows for candidate in remaining)
-
-    def pay(self, estimate: float) -> bool:
-        """Take this from the budget if it is there."""
-        fits = self.used + estimate <= self.budget
-        self.used += estimate if fits else 0.0
-        return fits
+    def fits(self, cost: float) -> bool:
+        """Whether what is left of the budget suffices for this."""
+        return self.used + cost <= self.budget
 
     def admit(self) -> None:
-        """Let start who can go all the way through the first look, swap and all, the cheapest maps first.
+        """Let start who can go all the way through the first stage, the cheapest maps first.
 
         To start somebody whom the budget then ends would ask for most of the rows and decide nothing.
         """
         samples = self.steps[0][1]
-        swap = self.copies is not None and "randomisation" in self.criteria
+        copied = self.copies is not None and "randomisation" in self.criteria
+        steps: tuple[Step, ...] = ("scores", "posthoc", "randomisation") if copied else ("scores", "posthoc")
         started: list[Candidate] = []
         for candidate in sorted(self.candidates.values(), key=lambda candidate: candidate.rows):
             tried = [*started, candidate]
-            asked = self._cost(samples, tried) + self.posthoc_cost(samples, tried)
-            asked += self._randomisation_cost(samples, tried) if swap else 0
-            if asked <= self.budget:
+            if self.fits(sum(self.cost(step, samples, tried) for step in steps)):
                 started = tried
                 continue
             del self.candidates[candidate.label]
             self.left_out[candidate.label] = (
                 f"one map asks the model {candidate.rows:,} rows, and {samples} of them"
-                f"{', with those of other models,' if swap else ''} do not fit the budget of "
+                f"{', with those of other models,' if copied else ''} do not fit the budget of "
                 f"{self.budget:,} rows; give budget= more"
             )
 
@@ -296,7 +297,7 @@ class Elimination:
                 said = f"{what} '{candidate.label}' failed: {failure.message}"
                 warnings.warn(said, VeridicalWarning, stacklevel=5)
 
-    # --- the swap ---------------------------------------------------------------------------------------
+    # --- the model randomisation test -------------------------------------------------------------------
 
     def randomisation(self, rules: Rules) -> None:
         """Set other models against the maps of those that pass all else, on more samples while it is open."""
@@ -315,42 +316,42 @@ class Elimination:
                 continue
             if not pairs:
                 pairs += pairings(batch, start, self.copies)
-            place = f"swap, samples {start} to {stop}"
+            place = f"model randomisation, samples {start} to {stop}"
             jobs = [
-                randomisation_jobs(r.label, r.explainer, self.judges.randomisation, pairs, place, made)
+                randomisation_jobs(r.label, r.explainer, self.panel.randomisation, pairs, place, made)
                 for r in open_ones
                 if (made := r.done[number].explanation) is not None
             ]
-            bare = size_jobs(self.judges.randomisation, pairs, place)
+            bare = size_jobs(self.panel.randomisation, pairs, place)
             found = self.jobs.do([*bare, *(job for some in jobs for job in some)], place)
             bare_done, found = found[: len(bare)], found[len(bare) :]
-            self.used += self._randomisation_cost(stop - start, open_ones)
+            self.used += self.cost("randomisation", stop - start, open_ones)
             size = len(jobs[0])
             for i, candidate in enumerate(open_ones):
                 some = found[i * size : (i + 1) * size]
                 self._account(candidate, some)
                 own = sample_scores(
-                    candidate.done[number : number + 1], [stop - start], self.judges.randomisation
+                    candidate.done[number : number + 1], [stop - start], self.panel.randomisation
                 )
                 candidate.randomisation.append(
                     randomisation_units(
-                        own, pairs, some, bare_done, list(self.judges.randomisation), rules.grid
+                        own, pairs, some, bare_done, list(self.panel.randomisation), rules.grid
                     )
                 )
 
     def _within_budget(self, candidates: Sequence[Candidate], samples: int) -> list[Candidate]:
-        """Those whose swap still fits the budget, the cheapest first; the others leave with that reason."""
+        """Those whose test still fits the budget, the cheapest first; the others leave with that reason."""
         fitting: list[Candidate] = []
         for candidate in sorted(candidates, key=lambda candidate: candidate.rows):
-            if self.used + self._randomisation_cost(samples, [*fitting, candidate]) <= self.budget:
+            if self.fits(self.cost("randomisation", samples, [*fitting, candidate])):
                 fitting.append(candidate)
             elif not candidate.randomisation:
                 candidate.dropped = f"after {self.samples} samples: {NO_BUDGET}"
         return fitting
 
     def _randomisation_open(self, candidate: Candidate, rules: Rules) -> bool:
-        """Whether it passes all else, and the swap has not been decided either way."""
-        tests = rules.tests(candidate.entry(self.judges))
+        """Whether it passes all else, and the test has not been decided either way."""
+        tests = rules.tests(candidate.entry(self.panel))
         if largest_p([test for test in tests if test.criterion != "randomisation"]) > ALPHA:
             return False
         halves = [test for test in tests if test.criterion == "randomisation"]
@@ -362,7 +363,7 @@ class Elimination:
 
     def rules(self) -> Rules:
         """What has to be beaten, by what is known now."""
-        removal, truth = self.judges.removal, self.judges.truth
+        removal, truth = self.panel.removal, self.panel.truth
         there = [r for r in self.controls.values() if not r.dropped]
         chance = [r for r in there if r.explainer.stochastic] or there
         return Rules(
@@ -376,7 +377,7 @@ class Elimination:
     def tests(self, rules: Rules) -> dict[str, tuple[Test, ...]]:
         """The tests of every method that started."""
         return {
-            label: rules.tests(candidate.entry(self.judges)) for label, candidate in self.candidates.items()
+            label: rules.tests(candidate.entry(self.panel)) for label, candidate in self.candidates.items()
         }
 
     def passing(self, tests: Mapping[str, Sequence[Test]]) -> list[str]:
@@ -402,17 +403,13 @@ class Elimination:
             if not self.candidates[label].dropped and not self.candidates[label].posthoc.refused
         ]
         if len(good) > 1:
-            kept = leading(rules, [self.candidates[label].entry(self.judges) for label in good], seed)
+            kept = leading(rules, [self.candidates[label].entry(self.panel) for label in good], seed)
             for label in good:
                 if label not in kept:
                     self.candidates[label].dropped = f"after {self.samples} samples: others win more"
             good = list(kept)
         undecided = [candidate for candidate in self.remaining if candidate.label not in good]
         return bool(undecided) or len(good) > 1
-
-    def affordable(self, start: int, stop: int) -> bool:
-        """Whether the next look fits what is left of the budget."""
-        return self.used + self._cost(stop - start, self.remaining) <= self.budget
 
 
 def candidates(explainers: Mapping[str, Explainer], task: Task, seed: int) -> dict[str, Candidate]:
@@ -424,12 +421,12 @@ def candidates(explainers: Mapping[str, Explainer], task: Task, seed: int) -> di
     }
 
 
-def evaluation_of(elimination: Elimination, judges: MetricPanel, seed: int) -> Evaluation:
+def evaluation_of(elimination: Elimination, panel: MetricPanel, seed: int) -> Evaluation:
     """Every method and control under every metric; methods that left the elimination have fewer samples."""
     everyone = (*elimination.candidates.values(), *elimination.controls.values())
     scores: dict[tuple[str, str], Scores] = {}
     for candidate in everyone:
-        for label in judges.scoring:
+        for label in panel.scoring:
             parts = [done.scores[label] for done in candidate.done if label in done.scores]
             if parts and len(parts) == len(candidate.done):
                 scores[candidate.label, label] = joined_scores(parts)

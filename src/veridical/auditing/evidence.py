@@ -112,7 +112,7 @@ class Rate(NamedTuple):
 
 
 def rate(won: Tensor) -> Rate:
-    """The win rate of units in the order in which samples were looked at."""
+    """The win rate of units in the order in which samples were drawn."""
     if not len(won):
         return Rate(torch.nan, torch.nan, torch.nan, 1.0, 0)
     return Rate(float(won.mean()), *wilson(float(won.mean()), len(won)), float(betting_p(won)), len(won))
@@ -136,15 +136,15 @@ def shown_to_lose(won: Tensor, level: float) -> bool:
 
 ALPHA = 0.05
 """The chance that an audit trusts any method that does not deserve it."""
-NO_BUDGET = "the budget ended before the swap was run"
+NO_BUDGET = "the budget ended before the model randomisation test"
 """Why a method that passes all else may not be trusted."""
 MIN_SAMPLES = 24
 """Samples below which there is no verdict: a good method would not be found."""
 STAGES = (MIN_SAMPLES, 64, 200, 1000)
-"""After how many samples the elimination stages who is still open.
+"""After how many samples an interim analysis finds who is still open.
 
 The level of comparisons is divided over all of these, also where fewer are made: what a small audit calls
-worse, a larger one that stages at the same samples first would call worse, too.
+worse, a larger one with the same first interim analyses would call worse, too.
 """
 HERE = ("another model's map, same class", "another model's map, its own class")
 SIZE = "on another model: the size of the input"
@@ -153,7 +153,7 @@ THERE = (
     "on another model: this one's map, its own class",
     SIZE,
 )
-"""What the two halves of the swap set a method's maps against.
+"""What the two halves of the model randomisation test set a method's maps against.
 
 The size of the input is the best guess about a model that nobody trained: a map that falls back on it
 wherever it finds such a model would win all else.
@@ -173,7 +173,7 @@ class Test:
     """One rival that a method has to beat: the share of samples it wins, and p of "no more than half"."""
 
     criterion: str
-    """removal, swap or truth."""
+    """removal, randomisation or truth."""
     rival: str
     """A control, or maps of another model."""
     rate: float
@@ -183,7 +183,7 @@ class Test:
     high: float
     """The upper end."""
     p: float
-    """How surely it is more than half: valid however often the elimination looked."""
+    """How surely it is more than half: valid however many interim analyses there were."""
     samples: int
     """Samples it rests on."""
     lost: bool = False
@@ -204,7 +204,7 @@ class Entry:
     removal: SampleScores
     truth: SampleScores | None = None
     randomisation: tuple[Tensor, ...] = ()
-    """The units of the swap's tests, those of `HERE` and `THERE`, as far as they were run."""
+    """The units of the model randomisation tests, those of `HERE` and `THERE`, as far as they were run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,11 +221,11 @@ class Rules:
     """Those under the truth, of controls that are chance."""
 
     def removal_units(self, own: SampleScores, others: Sequence[SampleScores]) -> Tensor:
-        """Wins over the metrics that are admissible."""
+        """Wins over the admissible metrics."""
         return units(own.of(self.admissible), [other.of(self.admissible) for other in others], self.grid)
 
     def tests(self, entry: Entry) -> tuple[Test, ...]:
-        """All tests of a method; a line that it has not reached counts as lost."""
+        """All tests of a method; a criterion that it has not reached counts as lost."""
         found = [
             Test.of("removal", name, self.removal_units(entry.removal, draws))
             for name, draws in self.controls.items()

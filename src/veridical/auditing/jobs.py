@@ -44,7 +44,7 @@ class Job:
     explainer: Explainer
     metrics: Mapping[str, Metric]
     explained: Task
-    judged: Task
+    scored_on: Task
     place: str
     """Which samples and models, in words: with label and settings it tells jobs of an audit apart."""
     draw: int = 0
@@ -101,12 +101,12 @@ def carry_out(job: Job, seed: int, memo: Memo | None = None) -> Done:
         except Exception as error:
             failed(None, error)
             return Done(None, scores, failures)
-        for task in (job.judged, job.elsewhere):
+        for task in (job.scored_on, job.elsewhere):
             if task is None:
                 continue
-            seen = replace(made, targets=task.targets)  # judged for the class that is explained there
+            seen = replace(made, targets=task.targets)  # scored for the class that is explained there
             for label, metric in job.metrics.items():
-                name = label if task is job.judged else elsewhere(label)
+                name = label if task is job.scored_on else elsewhere(label)
                 try:
                     scores[name] = metric(task, seen, Key(seed), memo)
                 except Exception as error:
@@ -160,8 +160,8 @@ class JobRunner:
                 "explainer": job.explainer.to_json(),
                 "metrics": {label: metric.to_json() for label, metric in job.metrics.items()},
                 "seed": [self.seed, job.draw],
-                "plan": asdict(job.judged.predictor.plan),
-                "device": job.judged.device.type,
+                "plan": asdict(job.scored_on.predictor.plan),
+                "device": job.scored_on.device.type,
                 "versions": [__version__, torch.__version__],
             }
         )
@@ -172,7 +172,7 @@ class JobRunner:
             return None
         place = self.folder / hash
         try:
-            made = Explanation.load(place / MAP).to(job.judged.device)
+            made = Explanation.load(place / MAP).to(job.scored_on.device)
             scores = {label: Scores.load(place / f"{i}.safetensors") for i, label in enumerate(job.labels)}
         except FormatError as error:
             log.info("%s; it is done again", error)
@@ -189,7 +189,7 @@ class JobRunner:
 
     def _save(self, hash: str, job: Job, done: Done) -> None:
         if self.executor is not None:
-            job.judged.predictor.meter.add(done.cost)  # asked there, paid for here
+            job.scored_on.predictor.meter.add(done.cost)  # asked there, paid for here
         if self.folder is None or done.explanation is None or done.failures:
             return
         for i, label in enumerate(job.labels):

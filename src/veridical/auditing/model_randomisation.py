@@ -89,7 +89,7 @@ def other_models(task: Task, seed: int) -> tuple[Copies | None, str]:
 
 
 def given_models(task: Task, others: Sequence[Any]) -> Copies:
-    """Models that the caller made for the swap, such as those of the same kind trained on shuffled labels."""
+    """Models that the caller made for the test, such as those of the same kind trained on shuffled labels."""
     if not isinstance(others, list | tuple) or not others:
         raise InputError(
             f"others is a list of models of the same question, at least one; got {type(others).__name__}"
@@ -107,7 +107,7 @@ def given_models(task: Task, others: Sequence[Any]) -> Copies:
         if found.shape[-1] != task.n_outputs:
             why = f"it has {found.shape[-1]} outputs, and the model audited has {task.n_outputs}"
         if why:
-            raise InputError(f"model {number} of others cannot judge maps: {why}")
+            raise InputError(f"model {number} of others cannot tell maps apart: {why}")
         made.append(module.eval())
     return Copies(tuple(made), tuple(_factor(task, module) for module in made), "given")
 
@@ -132,7 +132,7 @@ def _factor(task: Task, module: nn.Module) -> float:
 
 
 def _degenerate(task: Task, module: nn.Module) -> str:
-    """Why a copy cannot judge maps: masks hardly move its answer."""
+    """Why a copy cannot tell maps apart: masks hardly move its answer."""
     there = on(task, module)
     moved = there.uncounted(lambda: difference_from_empty(there, Key(0) / "swap"))
     size = there.outputs.abs().amax().double()
@@ -167,21 +167,21 @@ class Pairing(NamedTuple):
     mine_for_their_class: Task | None = None
 
     @property
-    def judged(self) -> list[Task]:
-        """The tasks on which maps are judged."""
+    def scored_on(self) -> list[Task]:
+        """The tasks on which maps are scored."""
         all_of_them = (self.mine, self.theirs, self.split_mine, self.split_theirs)
         return [task for task in all_of_them if task is not None]
 
 
-def pairings(look: Task, start: int, copies: Copies) -> list[Pairing]:
-    """The samples of a look, the first of which is number `start`, divided among the copies."""
+def pairings(batch: Task, start: int, copies: Copies) -> list[Pairing]:
+    """The samples of a stage, the first of which is number `start`, divided among the copies."""
     out = []
     for k, (module, factor) in enumerate(zip(copies.modules, copies.factors, strict=True)):
-        numbers = torch.arange(len(look), device=look.device)
+        numbers = torch.arange(len(batch), device=batch.device)
         rows = numbers[(start + numbers) % len(copies.modules) == k]
         if not len(rows):
             continue
-        mine = look[rows]
+        mine = batch[rows]
         theirs = on(mine, module, factor)
         theirs = theirs.with_targets(theirs.predictions)
         split = (theirs.targets != mine.targets).nonzero()[:, 0]
@@ -202,11 +202,13 @@ def randomisation_jobs(
     place: str,
     made: Explanation,
 ) -> list[Job]:
-    """Two jobs for every copy, the copy's maps and ours judged there, and two more where classes differ."""
+    """Two jobs for every copy, the copy's maps and ours scored there, and two more where classes differ."""
     at_hand = replace(made, cost=Cost())  # paid for already
 
-    def job(pair: Pairing, what: str, explained: Task, judged: Task, **more: Any) -> Job:
-        return Job(label, explainer, metrics, explained, judged, f"{place}, copy {pair.copy}: {what}", **more)
+    def job(pair: Pairing, what: str, explained: Task, scored_on: Task, **more: Any) -> Job:
+        return Job(
+            label, explainer, metrics, explained, scored_on, f"{place}, copy {pair.copy}: {what}", **more
+        )
 
     jobs = []
     for pair in pairs:
@@ -225,7 +227,7 @@ def randomisation_jobs(
 
 
 def size_jobs(metrics: Mapping[str, Metric], pairs: Sequence[Pairing], place: str) -> list[Job]:
-    """One job for every copy: the size of the input judged there, the same for all methods."""
+    """One job for every copy: the size of the input scored there, the same for all methods."""
     size = InputMagnitude()
     return [
         Job(size.name, size, metrics, pair.theirs, pair.theirs, f"{place}, copy {pair.copy}: size")

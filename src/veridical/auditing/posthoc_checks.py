@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from veridical.auditing.elimination import Candidate, Elimination
 
 
-MATE = "its map of another sample of the class"
+ANOTHER_SAMPLE = "its map of another sample of the class"
 PAIRS = 12
 """Samples that share their class with another, below which nothing is asked."""
 ALIKE = 0.99
@@ -38,11 +38,12 @@ COPY_SAMPLES = 4
 COPY_MOVES = 0.05
 """By how much outputs of the copy may move, relative to the largest, for it to be nearly the same model."""
 MIN_AGREEMENT = 0.95
-"""The agreement below which maps of twins differ."""
+"""The agreement below which maps of the two differ."""
 YARDSTICKS = ("gradient", "occlusion")
 """Maps that tell whether the model itself treats samples alike: a linear model has one gradient."""
 NOT_ASKED = (
-    "the budget ended before it was asked whether its maps are of this sample and hold for a perturbed_copy"
+    "the budget ended before it was asked whether its maps are of this sample and hold for nearly the same "
+    "weights"
 )
 
 
@@ -116,7 +117,7 @@ def rightly_alike(made: Explanation, yardstick: Explanation, rows: Tensor, other
     return class_likeness(sizes, rows, others) > ALIKE and same > ALIKE
 
 
-def twin_of(task: Task, seed: int) -> nn.Module | None:
+def perturbed_copy_of(task: Task, seed: int) -> nn.Module | None:
     """Nearly the same model; None where there are no weights, or none that can be copied."""
     source = task.predictor.source
     if source.shared or not any(p.is_floating_point() for p in source.module.parameters()):
@@ -137,7 +138,7 @@ def reason(found: PosthocChecks, rightly: bool) -> str:
     """Why a method is not trusted, in words; nothing where there is no post-hoc check."""
     if found.again < MIN_AGREEMENT:
         return (
-            f"its maps differ from call to call (r = {found.again:.2f}): those judged here are not those it "
+            f"its maps differ from call to call (r = {found.again:.2f}): those scored here are not those it "
             "gives next time; let it draw from its argument `key`, or from the global generators of torch "
             "and numpy, which are seeded for it"
         )
@@ -162,23 +163,24 @@ def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
         if made is not None:
             candidate.posthoc = replace(candidate.posthoc, alike=class_likeness(made, rows, others))
     passing = []
-    for candidate in (
-        elimination.candidates[label] for label in elimination.passing(elimination.tests(rules))
-    ):
+    for label in elimination.passing(elimination.tests(rules)):
+        candidate = elimination.candidates[label]
         if candidate.dropped:
             continue
-        if candidate.same_target or elimination.pay(
-            elimination.posthoc_cost(elimination.steps[0][1], [candidate])
-        ):
+        cost = elimination.cost("posthoc", elimination.steps[0][1], [candidate])
+        if candidate.same_target:
+            passing.append(candidate)
+        elif elimination.fits(cost):
+            elimination.used += cost
             passing.append(candidate)
         else:
             candidate.posthoc = replace(candidate.posthoc, refused=NOT_ASKED)
-    _ask_twin(elimination, passing)
-    for look in range(len(elimination.stages)):
-        _ask_mates(
+    _compare_perturbed_copy(elimination, passing)
+    for stage in range(len(elimination.stages)):
+        _compare_same_target(
             elimination,
-            [r for r in passing if len(r.same_target) == look < len(r.done) and _open(r)],
-            look,
+            [r for r in passing if len(r.same_target) == stage < len(r.done) and _open(r)],
+            stage,
             rules,
         )
     for candidate in passing:
@@ -195,10 +197,10 @@ def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
             candidate.dropped = f"after {elimination.samples} samples: {refused}"
 
 
-def _ask_twin(elimination: Elimination, candidates: list[Candidate]) -> None:
+def _compare_perturbed_copy(elimination: Elimination, candidates: list[Candidate]) -> None:
     """Maps of a few samples for nearly the same model, once; who gives others there is asked more."""
     fresh = [candidate for candidate in candidates if not candidate.same_target]
-    module = twin_of(elimination.task, elimination.jobs.seed) if fresh else None
+    module = perturbed_copy_of(elimination.task, elimination.jobs.seed) if fresh else None
     if module is None:
         return
     whole, few = elimination.first_stage, elimination.first_stage[:COPY_SAMPLES]
@@ -213,7 +215,7 @@ def _ask_twin(elimination: Elimination, candidates: list[Candidate]) -> None:
         if r >= MIN_AGREEMENT:
             candidate.posthoc = replace(candidate.posthoc, perturbed_copy=r)
             continue
-        # what it draws may depend on the samples it is asked together: on all that were judged, once more
+        # what it draws may depend on the samples it is asked together: on all that were scored, once more
         (r,) = _agreement(
             elimination, [candidate], perturbed_copy, whole, "weight-perturbed copy, all samples"
         )
@@ -247,34 +249,38 @@ def _open(candidate: Candidate) -> bool:
 
 def _test(candidate: Candidate) -> Test:
     return Test.of(
-        "sample", MATE, torch.cat(candidate.same_target) if candidate.same_target else torch.empty(0)
+        "sample",
+        ANOTHER_SAMPLE,
+        torch.cat(candidate.same_target) if candidate.same_target else torch.empty(0),
     )
 
 
-def _ask_mates(elimination: Elimination, candidates: list[Candidate], look: int, rules: Rules) -> None:
-    """The maps of other samples of the class in the place of the samples' own, judged like these."""
-    start, stop, batch, _ = elimination.stages[look]
+def _compare_same_target(
+    elimination: Elimination, candidates: list[Candidate], stage: int, rules: Rules
+) -> None:
+    """The maps of other samples of the class in the place of the samples' own, scored like these."""
+    start, stop, batch, _ = elimination.stages[stage]
     rows, others = same_target(batch)
     if not candidates or not len(rows):
         for candidate in candidates:
             candidate.same_target.append(torch.empty(0, dtype=torch.float64))
         return
-    judged, explained = batch[rows], batch[others]
+    scored_on, explained = batch[rows], batch[others]
     place = f"other samples of the class, {start} to {stop}"
-    metrics = {label: elimination.judges.removal[label] for label in elimination.admissible_labels}
-    made = [r.done[look].explanation for r in candidates]
+    metrics = {label: elimination.panel.removal[label] for label in elimination.admissible_labels}
+    made = [r.done[stage].explanation for r in candidates]
     jobs = [
-        Job(r.label, r.explainer, metrics, explained, judged, place, made=exchanged(own, rows, others))
+        Job(r.label, r.explainer, metrics, explained, scored_on, place, made=exchanged(own, rows, others))
         for r, own in zip(candidates, made, strict=True)
         if own is not None
     ]
     done = elimination.jobs.do(jobs, place)
-    elimination.used += elimination.posthoc_cost(stop - start, candidates) if look else 0.0
+    elimination.used += elimination.cost("posthoc", stop - start, candidates) if stage else 0.0
     for candidate, one in zip(candidates, done, strict=True):
-        theirs = sample_scores([one], [len(rows)], elimination.judges.removal).tied_where_missing()
-        own = sample_scores(candidate.done[look : look + 1], [stop - start], elimination.judges.removal).take(
-            rows.cpu()
-        )
+        theirs = sample_scores([one], [len(rows)], elimination.panel.removal).tied_where_missing()
+        own = sample_scores(
+            candidate.done[stage : stage + 1], [stop - start], elimination.panel.removal
+        ).take(rows.cpu())
         candidate.same_target.append(rules.removal_units(own, [theirs]))
 
 

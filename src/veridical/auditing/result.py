@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veridical.auditing.check import Checks
 from veridical.auditing.effort import Effort
 from veridical.auditing.evidence import Test
-from veridical.auditing.verdict import HEAD, Place, Ranking, Verdict
+from veridical.auditing.verdict import HEAD, Ranking, Verdict
 from veridical.errors import InputError
 from veridical.fidelity import RobustnessTable
 from veridical.meta import MetaEvaluation
@@ -34,8 +34,24 @@ if TYPE_CHECKING:
 class Audit:
     """The verdict on the explainers of a model; prints it, and writes the whole story with `report`.
 
-    `evaluation` holds all scores and explanations, `reliability` what the metrics are worth here, `checks`
-    what was asked of the model alone. `seconds` by stage and `costs` in rows say what it took.
+    Attributes
+    ----------
+    task : Task
+        The model, and the samples that were explained.
+    verdict : Verdict
+        Who is trusted, in which group, by which tests; controls stand in `verdict.controls`.
+    checks : Checks
+        What was asked of the model alone.
+    evaluation : Evaluation
+        All scores and explanations.
+    reliability : MetaEvaluation or None
+        The meta-consistency of the metrics here, a second opinion.
+    effort, seed : Effort, int
+        How much was done, and the seed of all draws.
+    skipped_explainers, skipped_metrics : mapping
+        Why others did not take part.
+    seconds, costs : mapping
+        What each stage took: time, and rows of the model.
     """
 
     task: Task
@@ -81,25 +97,62 @@ class Audit:
         return self.verdict.sentences
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per explainer: win rate against the controls, interval, tests, group and verdict."""
+        """Put the verdict in a table.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per explainer: win rate against the controls, interval, tests, group and verdict.
+        """
         return self.verdict.to_frame()
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the ranking with its intervals, controls below."""
-        from veridical.auditing.result import plot_ranking
+        """Draw the ranking with its intervals, controls below.
 
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; a new figure by default.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            What was drawn on.
+
+        Raises
+        ------
+        InputError
+            Where no method has a score.
+        """
         return plot_ranking(self.verdict, ax)
 
     def report(self, path: str | Path, format: str = "html") -> Path:
-        """Write the report: one self-contained HTML file, or Markdown with `format="md"`."""
+        """Write the report: one self-contained HTML file, or Markdown.
+
+        Parameters
+        ----------
+        path : path
+            The file to write.
+        format : str
+            "html" or "md".
+
+        Returns
+        -------
+        Path
+            The file that was written.
+        """
         from veridical.report.audit import write_audit
 
         return write_audit(self, path, format)
 
     def to_json(self) -> dict[str, Any]:
-        """Verdict, checks, metrics and cost as plain data; what has no value is None: strict JSON."""
-        from dataclasses import asdict
+        """Give verdict, checks, metrics and cost as plain data.
 
+        Returns
+        -------
+        dict
+            Strict JSON: what has no value is None.
+        """
         verdict = self.verdict
         return without_nan(
             {
@@ -116,7 +169,7 @@ class Audit:
                 "group_probability": list(verdict.group_probability),
                 "pairs": [asdict(pair) for pair in verdict.pairs],
                 "beside": [asdict(test) for test in self.beside],
-                "metrics": [{**asdict(judge), "admissible": judge.admissible} for judge in verdict.judges],
+                "metrics": [{**asdict(role), "admissible": role.admissible} for role in verdict.metrics],
                 "checks": [asdict(check) for check in self.checks.checks],
                 "skipped_explainers": dict(self.skipped_explainers),
                 "skipped_metrics": dict(self.skipped_metrics),
@@ -159,8 +212,6 @@ def without_nan(value: Any) -> Any:
 
 def _concepts(found: Comparison | None) -> dict[str, Any] | None:
     """The verdict on concept methods as plain data."""
-    from dataclasses import asdict
-
     if found is None or found.verdict is None:
         return None
     return {
@@ -178,29 +229,15 @@ def plot_ranking(verdict: Verdict, ax: Axes | None = None) -> Axes:
     """Scores with their intervals, best on top and controls below; orange is not trusted."""
     places = [place for place in verdict.places if place.score == place.score]
     if not places:
-        raise InputError("there is no ranking to draw: no metric was admissible in this verdict")
+        raise InputError("there is no ranking to draw: no metric was admissible for this verdict")
     ax = axes(ax, height=1.0 + 0.32 * len(places))
     for row, place in enumerate(reversed(places)):
-        colour = _colour(place)
-        ax.plot(
-            [place.low, place.high],
-            [row, row],
-            color=colour,
-            linewidth=2.5,
-            alpha=0.5,
-            solid_capstyle="round",
-        )
+        colour = CONTROL if place.control else BEST if place.trusted else UNTRUSTED
+        ax.plot([place.low, place.high], [row, row], color=colour, linewidth=2.5, alpha=0.5)
         ax.plot(place.score, row, "o", color=colour, markersize=6)
     ax.axvline(0.5, color=CONTROL, linewidth=1, linestyle="--")
-    ax.set_yticks(range(len(places)), [_name(place) for place in reversed(places)])
+    names = [f"{place.explainer} (control)" if place.control else place.explainer for place in places]
+    ax.set_yticks(range(len(places)), names[::-1])
     ax.set_xlim(-0.02, 1.02)
     ax.set_xlabel(f"samples in which it beats the controls, {verdict.level:.0%} interval (dashed: half)")
     return ax
-
-
-def _colour(place: Place) -> str:
-    return CONTROL if place.control else BEST if place.trusted else UNTRUSTED
-
-
-def _name(place: Place) -> str:
-    return f"{place.explainer} (control)" if place.control else place.explainer

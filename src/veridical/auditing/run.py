@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from veridical._version import __version__
-from veridical.auditing.candidates import choose_criteria, choose_explainers, choose_metrics, finetuned_judge
+from veridical.auditing.candidates import choose_criteria, choose_explainers, choose_metrics, finetuned_model
 from veridical.auditing.check import check
 from veridical.auditing.description import (
     beside,
@@ -25,7 +24,7 @@ from veridical.auditing.description import (
     reliability_of,
     standings_of,
 )
-from veridical.auditing.effort import Effort
+from veridical.auditing.effort import Effort, in_drawn_order
 from veridical.auditing.elimination import (
     STOP_AFTER,
     Candidate,
@@ -39,17 +38,13 @@ from veridical.auditing.jobs import JobRunner
 from veridical.auditing.model_randomisation import given_models, other_models
 from veridical.auditing.posthoc_checks import run_posthoc_checks
 from veridical.auditing.result import Audit
-from veridical.auditing.sampling import in_drawn_order
 from veridical.auditing.sentences import sentences
 from veridical.auditing.verdict import Field, decide, metric_roles, plant
-from veridical.errors import InputError, VeridicalWarning
+from veridical.errors import InputError
 from veridical.gef.perturbation_log import incomplete
 from veridical.meta.admissible import PlantedDamage
 from veridical.models.cost import Cost
 from veridical.values.task import Task
-
-LONG_SECONDS = 600.0
-"""From here on an audit says beforehand how long it may take."""
 
 
 def run(
@@ -77,71 +72,65 @@ def run(
     with clock("checks"):
         checks = check(task, whole, plan, seed)
     with clock("panel"):
-        panel = choose_explainers(task, explainers, plan, controls)
+        methods = choose_explainers(task, explainers, plan, controls)
     with clock("fine-tuning"):
-        finetuned, table = finetuned_judge(task, train, checks, plan, seed, progress, notes)
-        judges = choose_metrics(task, plan, finetuned, wanted, metrics)
+        finetuned, table = finetuned_model(task, train, checks, plan, seed, progress, notes)
+        panel = choose_metrics(task, plan, finetuned, wanted, metrics)
     with clock("randomisation"):
         copies, why_not = None, "it was not asked for"
         if "randomisation" in wanted:
             copies, why_not = other_models(task, seed) if others is None else (given_models(task, others), "")
     absent = {} if copies is not None else {"randomisation": why_not}
     if copies is not None and why_not:
-        notes.append(f"The swap takes noisy copies of the model: {why_not}.")
+        notes.append(f"The model randomisation test takes noisy copies of the model: {why_not}.")
     jobs = JobRunner(seed, folder, task.content_hash() if folder is not None else "", executor, progress)
     with clock("elimination"):
         elimination = Elimination(
             task,
-            judges,
+            panel,
             tuple(
                 line
                 for line in wanted
                 if line == "removal"
                 or (line == "randomisation" and copies)
-                or (line == "truth" and judges.truth)
+                or (line == "truth" and panel.truth)
             ),
             copies,
             jobs,
             plan.budget if keep_to_budget else 10**18,
-            candidates(panel.explainers, task, seed),
-            {label: Candidate(label, control, control=True) for label, control in panel.controls.items()},
-            cost_of_scores(judges.scoring, task, seed),
+            candidates(methods.explainers, task, seed),
+            {label: Candidate(label, control, control=True) for label, control in methods.controls.items()},
+            cost_of_scores(panel.scoring, task, seed),
         )
         elimination.admit()
         if not elimination.candidates:
             raise InputError("no explainer fits the budget: " + "; ".join(elimination.left_out.values()))
         admissible = _eliminate(elimination, plan, seed, notes, progress)
-    skipped = {**panel.skipped, **elimination.left_out}
+    skipped = {**methods.skipped, **elimination.left_out}
     for control in elimination.controls.values():
         if control.dropped:
             notes.append(f"Nobody is compared with the control {control.label}: {control.dropped}.")
     if all(candidate.done[0].explanation is None for candidate in elimination.candidates.values()):
         told = "; ".join(f"{r.label}: {r.failures[0].message}" for r in elimination.candidates.values())
         raise InputError(f"no explainer could be scored: {told}")
-    evaluation = evaluation_of(elimination, judges, seed)
+    evaluation = evaluation_of(elimination, panel, seed)
     with clock("description"):
-        evaluation, path = describe(elimination, judges, evaluation, plan, seed)
+        evaluation, path = describe(elimination, panel, evaluation, plan, seed)
     with clock("prompts"):
         prompts = prompts_of(task, evaluation, seed)
     with clock("meta-evaluation"):
-        reliability = reliability_of(elimination, judges, plan, seed, progress, notes, path)
+        reliability = reliability_of(elimination, panel, plan, seed, progress, notes, path)
     with clock("verdict"):
-        verdict = decide(
-            Field(
-                {label: candidate.entry(judges) for label, candidate in elimination.candidates.items()},
-                elimination.rules(),
-                {label: candidate.rows for label, candidate in elimination.candidates.items()},
-                absent,
-                {
-                    label: candidate.dropped
-                    for label, candidate in elimination.candidates.items()
-                    if candidate.dropped
-                },
-                {label: candidate.posthoc for label, candidate in elimination.candidates.items()},
-            ),
-            metric_roles(judges, admissible, reliability),
-            seed,
+        started = elimination.candidates.items()
+        known = Field(
+            entries={label: candidate.entry(panel) for label, candidate in started},
+            rules=elimination.rules(),
+            rows={label: candidate.rows for label, candidate in started},
+            absent=absent,
+            dropped={label: candidate.dropped for label, candidate in started if candidate.dropped},
+            posthoc={label: candidate.posthoc for label, candidate in started},
         )
+        verdict = decide(known, metric_roles(panel, admissible, reliability), seed)
         near = beside(elimination, verdict.best, seed) if verdict.best else ()
     with clock("standing"):
         standings = standings_of(task, evaluation, verdict.best, plan, seed, notes)
@@ -150,25 +139,29 @@ def run(
     notes += incomplete(evaluation.scores.values())
     verdict = replace(verdict, sentences=sentences(verdict, checks, skipped, notes))
     return Audit(
-        task,
-        verdict,
-        checks,
-        evaluation,
-        reliability,
-        plan,
-        seed,
-        skipped,
-        judges.refused,
-        table,
-        standings,
-        compared,
-        clock.seconds,
-        clock.costs,
-        {"veridical": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        tuple(notes),
-        near,
-        admissible,
-        jobs.found,
+        task=task,
+        verdict=verdict,
+        checks=checks,
+        evaluation=evaluation,
+        reliability=reliability,
+        effort=plan,
+        seed=seed,
+        skipped_explainers=skipped,
+        skipped_metrics=panel.refused,
+        robustness=table,
+        standings=standings,
+        concepts=compared,
+        seconds=clock.seconds,
+        costs=clock.costs,
+        versions={
+            "veridical": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        notes=tuple(notes),
+        beside=near,
+        damage=admissible,
+        kept=jobs.found,
         prompts=prompts,
     )
 
@@ -178,11 +171,10 @@ def _eliminate(
 ) -> PlantedDamage | None:
     """All stages; what planted damage said of the metrics."""
     admissible: PlantedDamage | None = None
-    started = time.perf_counter()
     for number, (start, stop) in enumerate(elimination.steps):
-        if number and not elimination.affordable(start, stop):
+        if number and not elimination.fits(elimination.cost("scores", stop - start, elimination.remaining)):
             notes.append(
-                f"The elimination ended at {start} samples: the next look does not fit the budget of "
+                f"The elimination ended at {start} samples: the next stage does not fit the budget of "
                 f"{elimination.budget:,} rows."
             )
             break
@@ -191,7 +183,6 @@ def _eliminate(
             admissible, elimination.admissible = plant(elimination, plan, seed, progress)
             if not elimination.admissible or stop < MIN_SAMPLES:
                 break
-            _warn(elimination, time.perf_counter() - started)
         rules = elimination.rules()
         elimination.randomisation(rules)
         run_posthoc_checks(elimination, rules)
@@ -201,20 +192,6 @@ def _eliminate(
             notes.append(f"The elimination ended at {stop} samples: nothing was open any more.")
             break
     return admissible
-
-
-def _warn(elimination: Elimination, seconds: float) -> None:
-    """Say beforehand that it may take long, by what the first stage took."""
-    total = seconds / elimination.samples * len(elimination.task)
-    if total > LONG_SECONDS:
-        warnings.warn(
-            f"this audit may take {total / 60:.0f} minutes here, if all of its "
-            f"{len(elimination.candidates)} methods stay open; "
-            "fewer samples=, fewer explainers=, a smaller budget=, effort='glance' or a GPU make "
-            "it shorter",
-            VeridicalWarning,
-            stacklevel=5,
-        )
 
 
 class _Clock:

@@ -38,7 +38,7 @@ def sentences(
         *_distrust(verdict),
         *_metrics(verdict),
         *(check.sentence for check in checks.failed),
-        *_doubts(verdict),
+        *_few_samples(verdict),
         *notes,
     )
 
@@ -50,15 +50,15 @@ def _choice(verdict: Verdict) -> Iterator[str]:
     best = verdict.best
     if best is None:
         yield (
-            "No method is trusted on this model: none is shown to beat every control in every line of "
-            "evidence. Do not use any of these explanations as evidence."
+            "No method is trusted on this model: none is shown to beat every control under every "
+            "criterion. Do not use any of these explanations as evidence."
         )
         return
     place = verdict[best]
     how = "Use" if not place.provisional else "Use, provisionally,"
     yield f"{how} {best}: {evidence_of(place)} ({place.samples} samples)."
     for line, why in verdict.absent.items():
-        yield f"Trust is provisional: the line of evidence '{line}' is absent, since {why}."
+        yield f"Trust is provisional: the criterion '{line}' is absent, since {why}."
     equals = verdict.equals_of(best)
     if equals:
         yield (
@@ -81,9 +81,9 @@ def evidence_of(place: Place) -> str:
     """The tests of a trusted method in a sentence."""
     removal = [f"{in_words(t.rival)} in {t.rate:.0%}" for t in place.tests if t.criterion == "removal"]
     said = f"when features are removed it beats {joined(removal)} of samples"
-    swap = [t.rate for t in place.tests if t.criterion == "randomisation"]
-    if swap:
-        said += f", it fits this model better than another in {min(swap):.0%}"
+    fits = [t.rate for t in place.tests if t.criterion == "randomisation"]
+    if fits:
+        said += f", it fits this model better than another in {min(fits):.0%}"
     asked = place.posthoc.sample
     if asked is not None and asked.p <= ALPHA:
         said += f", its map beats that of another sample of the class in {asked.rate:.0%}"
@@ -123,7 +123,7 @@ def _distrust(verdict: Verdict) -> Iterator[str]:
 
 
 def why_not(place: Place) -> str:
-    """Why a method is not trusted, by the first line it fails."""
+    """Why a method is not trusted, by the first criterion it fails."""
     if not place.samples:
         return place.dropped or "it has no map"
     failed = place.not_passed
@@ -137,26 +137,26 @@ def why_not(place: Place) -> str:
     if NO_BUDGET in place.dropped:
         return NO_BUDGET
     if halves:
-        return swap_reason(halves)
+        return randomisation_reason(halves)
     if place.posthoc.refused:
         return place.posthoc.refused
     return "the evidence does not hold up for so many methods tried at once"
 
 
-def swap_reason(halves: Sequence[Test]) -> str:
-    """What a lost half of the swap means."""
+def randomisation_reason(halves: Sequence[Test]) -> str:
+    """What a lost half of the model randomisation test means."""
     if any(test.rival in HERE for test in halves):
         return "maps made for another model explain this one as well"
     return "the maps do not follow when the model is another one"
 
 
 def _metrics(verdict: Verdict) -> Iterator[str]:
-    for judge in verdict.judges:
-        if judge.decides and judge.inadmissible:
-            yield f"{judge.metric} is not admissible here: {judge.inadmissible}."
+    for role in verdict.metrics:
+        if role.decides and role.inadmissible:
+            yield f"{role.metric} is not admissible here: {role.inadmissible}."
 
 
-def _doubts(verdict: Verdict) -> Iterator[str]:
+def _few_samples(verdict: Verdict) -> Iterator[str]:
     if not verdict.why_none and verdict.samples < SURE_SAMPLES:
         yield (
             f"{verdict.samples} samples find only methods that win often; with 64 a method that wins three "

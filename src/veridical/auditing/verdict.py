@@ -34,7 +34,6 @@ from veridical.meta.result import MEAN
 if TYPE_CHECKING:
     import pandas as pd
 
-if TYPE_CHECKING:
     from veridical.auditing.elimination import Elimination
 
 
@@ -43,8 +42,8 @@ NOTHING = (math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
-class Judge:
-    """One metric of an audit: its line or kind, whether it decides, and what it can see here.
+class MetricRole:
+    """One metric of an audit: its criterion or kind, whether it decides, and what it can see here.
 
     `concordance` tells how well its scores follow damage that was planted on known maps, `reliability` is its
     meta-consistency, a second opinion. `inadmissible` says why it does not decide, and is empty otherwise.
@@ -62,7 +61,7 @@ class Judge:
 
     @property
     def admissible(self) -> bool:
-        """Whether it is admissible and counts in the verdict."""
+        """Whether it decides and is admissible."""
         return self.decides and not self.inadmissible
 
 
@@ -73,7 +72,7 @@ class Place:
     explainer: str
     control: bool
     score: float
-    """The mean of its win rates against the controls, on the removal line."""
+    """The mean of its win rates against the controls, under removal."""
     low: float
     high: float
     p: float = 1.0
@@ -89,7 +88,7 @@ class Place:
     p_best: float = math.nan
     """How likely its group holds the best method; NaN where no such claim is calibrated."""
     provisional: bool = False
-    """Whether a line of evidence is absent here, so that trust is provisional."""
+    """Whether a criterion is absent here, so that trust is provisional."""
     dropped: str = ""
     """When and why it left the elimination."""
     posthoc: PosthocChecks = field(default_factory=PosthocChecks)
@@ -111,10 +110,10 @@ class Place:
         return "failed" if not self.samples else "not trusted"
 
     @property
-    def asked(self) -> tuple[Test, ...]:
+    def all_tests(self) -> tuple[Test, ...]:
         """All tests, and that against its own map of another sample of the class, where it came to that."""
-        mate = self.posthoc.sample
-        return (*self.tests, mate) if mate is not None and mate.samples else self.tests
+        other = self.posthoc.sample
+        return (*self.tests, other) if other is not None and other.samples else self.tests
 
     @property
     def not_passed(self) -> tuple[Test, ...]:
@@ -139,13 +138,13 @@ class Verdict:
     """Who may be used, in groups that cannot be told apart; `sentences` say it in words."""
 
     places: tuple[Place, ...]
-    judges: tuple[Judge, ...]
+    metrics: tuple[MetricRole, ...]
     pairs: tuple[Pair, ...]
     groups: tuple[tuple[str, ...], ...]
     group_probability: tuple[float, ...]
     criteria: tuple[str, ...]
     absent: Mapping[str, str]
-    """Lines of evidence that there are not, and why."""
+    """Criteria that there are not, and why."""
     samples: int
     why_none: str = ""
     """Why there is no verdict at all, if so."""
@@ -173,9 +172,9 @@ class Verdict:
         return min(self.leading, key=lambda who: rows[who]) if self.leading else None
 
     @property
-    def deciding(self) -> tuple[Judge, ...]:
-        """The admissible metrics, which decide."""
-        return tuple(judge for judge in self.judges if judge.admissible)
+    def deciding(self) -> tuple[MetricRole, ...]:
+        """The admissible metrics."""
+        return tuple(metric for metric in self.metrics if metric.admissible)
 
     def __getitem__(self, explainer: str) -> Place:
         return next(place for place in self.places if place.explainer == explainer)
@@ -194,7 +193,7 @@ class Verdict:
             row = {name: value for name, value in vars(place).items() if name not in ("tests", "posthoc")}
             row |= {"trusted": place.trusted, "status": place.status}
             row |= {name: getattr(place.posthoc, name) for name in ("alike", "perturbed_copy", "refused")}
-            for test in place.asked:
+            for test in place.all_tests:
                 row[f"wins: {test.criterion}, {test.rival}"] = test.rate
                 row[f"p: {test.criterion}, {test.rival}"] = test.p
             rows.append(row)
@@ -213,7 +212,7 @@ class Field:
     posthoc: Mapping[str, PosthocChecks] = field(default_factory=dict)
 
 
-def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
+def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdict:
     """Test every method, correct for all that started, and put the trusted ones into groups."""
     rules, entries = known.rules, known.entries
     samples = max((entry.removal.samples for entry in entries.values()), default=0)
@@ -257,7 +256,7 @@ def decide(known: Field, judges: Sequence[Judge], seed: int = 0) -> Verdict:
     places.sort(key=_order)
     return Verdict(
         (*places, *_control_places(rules, bool(why))),
-        tuple(judges),
+        tuple(metrics),
         _pairs(rules, list(entries.values())) if rules.admissible else (),
         found.groups,
         found.probability,
@@ -339,8 +338,8 @@ class Ranking(tuple["Place", ...]):
 def plant(
     elimination: Elimination, effort: Effort, seed: int, progress: bool | None
 ) -> tuple[PlantedDamage | None, tuple[int, ...]]:
-    """Plant damage in the samples of the first look; the result, and the admissible removal metrics."""
-    metrics = elimination.judges.removal
+    """Plant damage in the samples of the first stage; what it said, and which removal metrics see it."""
+    metrics = elimination.panel.removal
     few = elimination.first_stage
     try:
         found = planted_damage(few, metrics, levels=effort.damage, seed=seed, progress=progress)
@@ -350,17 +349,17 @@ def plant(
 
 
 def metric_roles(
-    judges: MetricPanel, found: PlantedDamage | None, reliability: MetaEvaluation | None
-) -> tuple[Judge, ...]:
+    panel: MetricPanel, found: PlantedDamage | None, reliability: MetaEvaluation | None
+) -> tuple[MetricRole, ...]:
     """Every metric with what it can see here; those that decide first."""
     out = []
-    for line, metrics in (("removal", judges.removal), ("truth", judges.truth)):
+    for line, metrics in (("removal", panel.removal), ("truth", panel.truth)):
         for label in metrics:
             damaged = None if found is None else found.metrics.get(label)
             seen = (math.nan,) * 3 if damaged is None or damaged.untested else damaged.mean()
             reason = "" if line != "removal" else _inadmissible(label, found)
-            out.append(Judge(label, line, True, *seen, reason, *_meta(label, reliability)))
-    out += [Judge(label, kind, False) for label, (kind, _) in judges.describing.items()]
+            out.append(MetricRole(label, line, True, *seen, reason, *_meta(label, reliability)))
+    out += [MetricRole(label, kind, False) for label, (kind, _) in panel.describing.items()]
     return tuple(out)
 
 

@@ -1,6 +1,6 @@
 """The command line: thin. It parses, calls the library, and prints."""
 
-from veridical.cli import audit, dictionaries, doctor, gef, meta, replicate, report, study  # noqa: F401 (each adds its commands)
+from veridical.cli import audit, doctor, replicate, report, study, systems  # noqa: F401 (each adds its commands)
 from veridical.cli.app import main
 
 __all__ = ["main"]

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +14,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 import veridical as vd
-from veridical.cli.sources import Seed, Source, on_a_task
+from veridical.cli.sources import Explainers, Metrics, Seed, Source, on_a_task
 from veridical.core.files import write_file
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
 from veridical.plots import pyplot
@@ -36,6 +38,38 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out = Console()
+
+
+def say(line: str) -> None:
+    """Print a line as it stands: names in it are no markup, and it is not broken."""
+    out.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, left: str = "", title: str = ""
+) -> None:
+    """Print a table; the first column and those named in `left` are words, the others numbers."""
+    table = Table(title=title or None, title_justify="left", box=None, show_header=bool(columns))
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if not place or name in left.split(", ") else "right")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else escape(_short(cell)) for cell in row))
+    out.print(table)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def parse_json(text: str, example: str, holds: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
+    """The object that `--settings` holds, or a sentence that shows what it should be."""
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"--settings is not JSON: {error}") from error
+    if not isinstance(settings, dict) or not all(map(holds, settings.values())):
+        raise InputError(f"--settings must be an object such as '{example}', got {text}")
+    return settings
 
 
 def _say_version(asked: bool) -> None:
@@ -63,10 +97,7 @@ def list_names(
     if what != "all" and what not in tables:
         raise InputError(f"list explainers, metrics, tasks or all; got '{what}'")
     for title in tables if what == "all" else [what]:
-        table = Table(title=title, title_justify="left", box=None, show_header=False)
-        for name, line in tables[title]().items():
-            table.add_row(name, escape(line))
-        out.print(table)
+        print_table((), tables[title]().items(), title=title)
 
 
 @app.command()
@@ -90,7 +121,7 @@ def explain(
     if picture is not None:
         check_picture_path(picture)
     chosen = source.load()
-    explanation = vd.explain(explainer, chosen, seed=seed, **_settings(settings))
+    explanation = vd.explain(explainer, chosen, seed=seed, **parse_json(settings, '{"steps": 64}'))
     out.print(repr(explanation))
     for name, value in explanation.top(0):
         out.print(f"  {name}: {value:.4g}")
@@ -104,10 +135,8 @@ def explain(
 @on_a_task(samples=64)
 def evaluate(
     source: Source,
-    explainer: Annotated[
-        list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")
-    ] = None,
-    metric: Annotated[list[str] | None, typer.Option("--metric", "-m", help="Repeat for several.")] = None,
+    explainer: Explainers = None,
+    metric: Metrics = None,
     report: Annotated[Path | None, typer.Option("--report", "-r", help="Write an HTML page.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write the table (.csv, .parquet, .md or .tex).")] = None,
     seed: Seed = 0,
@@ -141,7 +170,7 @@ def evaluate(
     _print(result)
     if repeats > 1:
         for (who, what), scores in result.scores.items():
-            out.print(escape(f"{who} by {what}: {_chance(scores)}"), soft_wrap=True, highlight=False)
+            say(f"{who} by {what}: {_chance(scores)}")
     if report is not None:
         out.print(f"report written to {result.report(report)}")
     if table is not None:
@@ -150,7 +179,7 @@ def evaluate(
     if result.interrupted:
         kept = [str(path) for path in (report, table, cache) if path is not None]
         where = f"is in {', '.join(kept)}" if kept else "stands above alone (--table or --report write it)"
-        out.print(f"interrupted: what was finished {escape(where)}", soft_wrap=True)
+        say(f"interrupted: what was finished {where}")
     if result.failures or result.interrupted:
         raise typer.Exit(1)
 
@@ -160,18 +189,8 @@ def _usual(task: vd.Task) -> list[str]:
     return ["saliency", "integrated_gradients"] if task.predictor.differentiable else ["occlusion"]
 
 
-def _settings(text: str) -> dict[str, Any]:
-    try:
-        settings = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"--settings is not JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise InputError(f"--settings must be an object such as '{{\"steps\": 64}}', got {text}")
-    return settings
-
-
 def _print(result: vd.Evaluation) -> None:
-    out.print(escape(score_table(result.scores).text()), soft_wrap=True, highlight=False)
+    say(score_table(result.scores).text())
     for failure in result.failures:
         where = failure.explainer if failure.metric is None else f"{failure.explainer} under {failure.metric}"
         out.print(f"[red]failed[/red] {where}: {failure.message}", soft_wrap=True)

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 import veridical as vd
 from veridical.auditing import EFFORTS, Audit
-from veridical.auditing.candidates import CRITERIA, choose_explainers
-from veridical.auditing.effort import effort_of
-from veridical.cli.app import app, out
-from veridical.cli.concepts import HELP, concepts_of
-from veridical.cli.sources import Seed, Source, on_a_task
-from veridical.errors import StorageError
+from veridical.auditing.candidates import CRITERIA
+from veridical.cli.app import app, out, print_table, say
+from veridical.cli.sources import Folder, Seed, Source, on_a_task
+from veridical.errors import InputError, StorageError, unknown_name
 from veridical.values.tables import check_writable
 
 DEMO_ROWS = 500_000
-"""What a first look may ask of a small network: about a minute."""
+"""What a first audit may ask of a small network: about a minute."""
 UNFINISHED = "unfinished"
 """The folder, inside that of the report, of what is finished before the report is."""
+HELP = "name, name:setting=value,... or the file of a dictionary"
 CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-shap", "mcd", "hu-mcd", "sae")
 
 
@@ -40,14 +41,12 @@ def audit(
     concept: Annotated[
         list[str] | None,
         typer.Option(
-            "--concepts", help=f"Concepts to judge, {HELP}, or none. {', '.join(CONCEPT_METHODS)}. Repeat."
+            "--concepts", help=f"Concepts to compare, {HELP}, or none. {', '.join(CONCEPT_METHODS)}. Repeat."
         ),
     ] = None,
-    line: Annotated[
+    criterion: Annotated[
         list[str] | None,
-        typer.Option(
-            "--criterion", help=f"Lines of evidence: {', '.join(CRITERIA)}; all by default. Repeat."
-        ),
+        typer.Option("--criterion", help=f"What must hold: {', '.join(CRITERIA)}; all by default. Repeat."),
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option("--metric", help="Metrics that decide in place of ours. Repeat.")
@@ -55,10 +54,8 @@ def audit(
     control: Annotated[
         list[str] | None, typer.Option("--control", help="Controls to beat in place of ours. Repeat.")
     ] = None,
-    budget: Annotated[int | None, typer.Option(help="Rows that the race may ask the model.", min=1)] = None,
-    folder: Annotated[Path, typer.Option("--out", "-o", help="Where the report and the tables go.")] = Path(
-        "audit"
-    ),
+    budget: Annotated[int | None, typer.Option(help="Rows that may be asked of the model.", min=1)] = None,
+    folder: Folder = Path("audit"),
     seed: Seed = 0,
 ) -> None:
     """Which explainer to use for a model, which not to trust, and how sure that is.
@@ -78,8 +75,6 @@ def audit(
         kept.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is said before the work
     except OSError as error:
         raise StorageError.of("written", folder, error) from error
-    if chosen.head == "generation":
-        foretell(chosen, explainer, effort, source.samples)
     try:
         result = vd.audit(
             chosen,
@@ -87,7 +82,7 @@ def audit(
             effort=effort,
             seed=seed,
             samples=source.samples,
-            criteria=line,
+            criteria=criterion,
             metrics=metric,
             controls=control,
             budget=budget,
@@ -107,7 +102,7 @@ def audit(
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("demo_report"),
+    folder: Folder = Path("demo_report"),
     samples: Annotated[int, typer.Option("--samples", "-n", help="How many digits.", min=2)] = 64,
     seed: Seed = 0,
 ) -> None:
@@ -119,38 +114,27 @@ def demo(
     write(result, folder)
 
 
-def foretell(task: vd.Task, explainers: list[str] | None, effort: str, samples: int | None) -> None:
-    """Say what prompts cost before the work begins: one row may take half a second."""
-    plan = effort_of(effort, task)
-    names = explainers or list(choose_explainers(task, None, plan).explainers)
-    few = task[: min(len(task), samples or plan.samples)]
-    out.print(
-        f"To explain and to remove units takes {escape(str(vd.data.estimate(few, names)))}", soft_wrap=True
-    )
-    out.print("Controls and copies of the model with other weights come on top.\n")
-
-
 def show(result: Audit) -> None:
     """Print the verdict: the words first, then the table behind them."""
     for i, sentence in enumerate(result.sentences):
         out.print(f"[bold]{escape(sentence)}[/bold]" if i == 0 else escape(sentence), soft_wrap=True)
-    table = Table(box=None)
-    for title in ("explainer", "beats controls", "95% interval", "samples", "verdict"):
-        table.add_column(title, justify="left" if title in ("explainer", "verdict") else "right")
+    rows = []
     for place in result.verdict.places:
         known = place.score == place.score
         word = place.status + (f", group {place.group}" if place.group else "")
-        table.add_row(
-            escape(place.explainer),
-            f"{place.score:.0%}" if known else "",
-            f"{place.low:.0%} to {place.high:.0%}" if known else "",
-            str(place.samples),
-            word if place.control or place.trusted else f"[red]{word}[/red]",
+        rows.append(
+            (
+                place.explainer,
+                f"{place.score:.0%}" if known else "",
+                f"{place.low:.0%} to {place.high:.0%}" if known else "",
+                place.samples,
+                word if place.control or place.trusted else Text(word, "red"),
+            )
         )
     out.print()
-    out.print(table)
+    print_table(("explainer", "beats controls", "95% interval", "samples", "verdict"), rows, left="verdict")
     if result.concepts is not None and result.concepts.verdict is not None:
-        out.print("\nConcepts: " + escape(" ".join(result.concepts.verdict.sentences)), soft_wrap=True)
+        say("\nConcepts: " + " ".join(result.concepts.verdict.sentences))
 
 
 def write(result: Audit, folder: Path) -> None:
@@ -159,3 +143,43 @@ def write(result: Audit, folder: Path) -> None:
 
     page = write_folder(result, folder)
     out.print(f"\nThe report is in [bold]{escape(str(page))}[/bold]", soft_wrap=True)
+
+
+def concepts_of(words: Sequence[str] | None) -> Any:
+    """What `vd.audit(concepts=...)` takes: methods with their settings, and dictionaries from files.
+
+    None leaves the choice to the audit, `none` alone compares nothing.
+    """
+    if words is None:
+        return None
+    if list(words) == ["none"]:
+        return []
+    found = [_concept(word) for word in words]
+    if any(label for label, _ in found):
+        return {label or word: item for word, (label, item) in zip(words, found, strict=True)}
+    return [item for _, item in found]
+
+
+def _concept(word: str) -> tuple[str, Any]:
+    """The label of a file, and the method or the dictionary itself."""
+    from veridical.concepts.methods import METHODS
+
+    place = Path(word)
+    if place.suffix == ".safetensors" or place.is_dir():
+        from veridical.dictionaries import load
+
+        return place.stem, load(place)
+    name, _, told = word.partition(":")
+    if name.lower() not in METHODS:
+        raise unknown_name("concept method", name, METHODS)
+    method = METHODS[name.lower()]
+    settings: dict[str, Any] = {}
+    for part in filter(None, told.split(",")):
+        setting, _, value = part.partition("=")
+        known = [field.name for field in fields(method) if field.init]
+        if setting not in known:
+            raise unknown_name(f"setting of {name}", setting, known)
+        if not value:
+            raise InputError(f"{word!r}: {setting} has no value; write {name}:{setting}=5")
+        settings[setting] = yaml.safe_load(value)
+    return "", method(**settings)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from veridical.cli.app import app
+from veridical.cli.sources import Device, Folder
 from veridical.errors import InputError, unknown_name
 
 PAPERS = {
@@ -46,12 +47,12 @@ def replicate(
     data: Annotated[
         Path | None, typer.Option(help="Folder that holds the paper's data; default $VERIDICAL_DATA.")
     ] = None,
-    folder: Annotated[Path, typer.Option("--out", help="Where results go.")] = Path("replication"),
+    folder: Folder = Path("replication"),
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes: shows that it runs, not what the tables say.")
     ] = False,
     only: Annotated[list[str] | None, typer.Option(help="Some parts only; repeat for several.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to compute, such as cuda.")] = None,
+    device: Device = None,
     show: Annotated[bool, typer.Option("--list", help="Name the parts and what each needs.")] = False,
     source: Annotated[Path | None, typer.Option(help="A checkout of veridical's source.")] = None,
 ) -> None:

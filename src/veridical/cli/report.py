@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from veridical.cli.app import app, out
+from veridical.cli.app import app, say
 
 
 @app.command()
@@ -27,7 +27,7 @@ def report(
 
     home = folder if folder.is_dir() else folder.parent
     page = write(_contents(folder), path or home / PAGES.get(format, "report"), format)
-    _say(f"report written to {page}")
+    say(f"report written to {page}")
 
 
 @app.command()
@@ -53,16 +53,12 @@ def verify(
         problems = list(found.problems)
         good = f"{found.sound} files are sound; {len(found.missing)} cells are to do"
         for name in found.foreign:
-            _say(f"not of this study: {name}")
+            say(f"not of this study: {name}")
     for line in problems or [good]:
-        _say(line)
+        say(line)
     if problems:
-        _say(f"{len(problems)} things are wrong; veridical resume makes what a study has lost again")
+        say(f"{len(problems)} things are wrong; veridical resume makes what a study has lost again")
         raise typer.Exit(1)
-
-
-def _say(line: str) -> None:
-    out.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _contents(folder: Path) -> dict[str, Any]:

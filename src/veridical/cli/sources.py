@@ -1,4 +1,4 @@
-"""Where a command's task comes from: an embedded one by name, or the user's own model and data."""
+"""Options that commands share: where the task comes from, explainers, metrics, seed, folder of results."""
 
 from __future__ import annotations
 
@@ -65,6 +65,9 @@ Samples = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Where to compute, such as cpu or cuda.")]
 Seed = Annotated[int, typer.Option("--seed", help="All randomness follows from this number.")]
+Explainers = Annotated[list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")]
+Metrics = Annotated[list[str] | None, typer.Option("--metric", "-m", help="Repeat for several.")]
+Folder = Annotated[Path, typer.Option("--out", "-o", help="The folder where results go.")]
 
 
 @dataclass(frozen=True)

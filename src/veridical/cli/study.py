@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from veridical import study as studies
-from veridical.cli.app import app, out
+from veridical.cli.app import app, out, print_table, say
 
 Workers = Annotated[int, typer.Option("--workers", "-w", help="How many processes.", min=1)]
 ExecutorName = Annotated[
@@ -101,29 +100,29 @@ def diff_studies(a: FolderName, b: FolderName) -> None:
     """Compare settings and cells of two studies. Exit status 1 says that a value, flag or cost differs."""
     found = studies.diff(studies.open(a), studies.open(b))
     for line in found.settings:
-        out.print(escape(line), soft_wrap=True)
-    table = Table(box=None)
-    for column in ("cell", "mean of a", "mean of b", "unequal", "largest", "also"):
-        table.add_column(column, justify="left" if column in ("cell", "also") else "right")
+        say(line)
+    rows = []
     alone = {side: [cell for cell in found.cells if cell.only == side] for side in ("a", "b")}
     for cell in found.cells:
         if not cell.same and not cell.only:
             also = [name for name in ("flags", "cost") if getattr(cell, name)]
-            table.add_row(
-                escape(" / ".join(map(str, cell.name))),
-                f"{cell.mean_a:.4f}",
-                f"{cell.mean_b:.4f}",
-                f"{cell.unequal} of {cell.samples}",
-                f"{cell.largest:.3g}",
-                ", ".join(also),
+            rows.append(
+                (
+                    " / ".join(map(str, cell.name)),
+                    f"{cell.mean_a:.4f}",
+                    f"{cell.mean_b:.4f}",
+                    f"{cell.unequal} of {cell.samples}",
+                    f"{cell.largest:.3g}",
+                    ", ".join(also),
+                )
             )
-    if table.row_count:
-        out.print(table)
+    if rows:
+        print_table(("cell", "mean of a", "mean of b", "unequal", "largest", "also"), rows, left="also")
     for side, cells in alone.items():
         if cells:
             named = "; ".join(" / ".join(map(str, cell.name)) for cell in cells[:SHOWN])
             more = f"; and {len(cells) - SHOWN} more" if len(cells) > SHOWN else ""
-            out.print(escape(f"only in {side}: {len(cells)} cells: {named}{more}"), soft_wrap=True)
+            say(f"only in {side}: {len(cells)} cells: {named}{more}")
     same = sum(cell.same for cell in found.cells)
     out.print(f"{same} of {len(found.cells)} cells have the same values, flags and costs")
     if not found.same:
@@ -143,7 +142,7 @@ def export_study(
     place = path or also
     if place is None:
         raise typer.BadParameter("say where to: veridical export FOLDER scores.csv")
-    out.print(f"scores written to {studies.open(folder).export(place)}", soft_wrap=True)
+    say(f"scores written to {studies.open(folder).export(place)}")
 
 
 def _estimate(file: Path, folder: str | None, workers: int, allow_code: bool) -> None:
@@ -157,7 +156,7 @@ def _estimate(file: Path, folder: str | None, workers: int, allow_code: bool) ->
     plan = make_plan(read_study(file), allow_code)
     known = Store(folder or default_folder(file)).hashes(CELLS)
     found = estimate(plan, known, allow_code)
-    out.print(str(found), soft_wrap=True)
+    say(str(found))
     if workers > 1:
         out.print(f"about {found.seconds / workers:.0f} s on {workers} workers")
     _say_uncached(plan.uncached())
@@ -165,10 +164,10 @@ def _estimate(file: Path, folder: str | None, workers: int, allow_code: bool) ->
 
 def _show(study: Any, must_be_complete: bool = True) -> None:
     state = study.status()
-    out.print(escape(str(study)), soft_wrap=True)
+    say(str(study))
     for skipped in study.plan.skipped:
         who = skipped["explainer"] or skipped["metric"]
-        out.print(escape(f"does not apply: {who} on {skipped['task']}: {skipped['reason']}"), soft_wrap=True)
+        say(f"does not apply: {who} on {skipped['task']}: {skipped['reason']}")
     _say_uncached(study.plan.uncached())
     for failure in study.failures:
         name = escape(" / ".join(map(str, failure.name)))
@@ -179,12 +178,7 @@ def _show(study: Any, must_be_complete: bool = True) -> None:
 
 def _say_uncached(labels: list[str]) -> None:
     if labels:
-        out.print(
-            escape(
-                f"computed at every run, since no importable source tells of changes: {', '.join(labels)}"
-            ),
-            soft_wrap=True,
-        )
+        say(f"computed at every run, since no importable source tells of changes: {', '.join(labels)}")
 
 
 def trust_this_folder(allow_code: bool) -> None:

@@ -147,7 +147,7 @@ def _facts(audit: Audit) -> list[dict[str, str]]:
         "explainers trusted": f"{trusted} of {len(verdict.ranking)}",
         "controls": str(len(verdict.controls)),
         "criteria": ", ".join(verdict.criteria),
-        "deciding metrics": f"{len(verdict.deciding)} of {sum(judge.decides for judge in verdict.judges)}",
+        "deciding metrics": f"{len(verdict.deciding)} of {sum(role.decides for role in verdict.metrics)}",
         "model evaluations": f"{_total_rows(audit):,}",
         "time": _duration(sum(audit.seconds.values())),
         "effort": audit.effort.name,
@@ -173,11 +173,11 @@ def _place(place: Place, colour: str) -> dict[str, Any]:
 def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
     """Every method against everything it has to beat."""
     head = audit.task.head
-    tests = [test for place in audit.verdict.ranking for test in place.asked]
+    tests = [test for place in audit.verdict.ranking for test in place.all_tests]
     columns = list(dict.fromkeys((test.criterion, in_words(test.rival, head)) for test in tests))
     rows = []
     for place in audit.verdict.ranking:
-        held = {(test.criterion, in_words(test.rival, head)): vars(test) for test in place.asked}
+        held = {(test.criterion, in_words(test.rival, head)): vars(test) for test in place.all_tests}
         rows.append(
             {
                 "explainer": place.explainer,
@@ -198,12 +198,12 @@ def _metrics(audit: Audit) -> list[dict[str, Any]]:
     return [
         {
             **nothing,
-            **facts.get(judge.metric, {}),
-            **vars(judge),
-            "admissible": judge.admissible,
-            "areas": _areas(audit, judge.metric),
+            **facts.get(role.metric, {}),
+            **vars(role),
+            "admissible": role.admissible,
+            "areas": _areas(audit, role.metric),
         }
-        for judge in audit.verdict.judges
+        for role in audit.verdict.metrics
     ]
 
 
@@ -311,7 +311,7 @@ def _cost(audit: Audit) -> dict[str, Any]:
 def _papers(audit: Audit) -> list[str]:
     """The papers of the systems, metrics, explainers and tests that took part."""
     named = [SYSTEMS["F-Fidelity"], SYSTEMS["QGE"]]
-    if any(judge.criterion == "GEF" for judge in audit.verdict.judges):
+    if any(role.criterion == "GEF" for role in audit.verdict.metrics):
         named.append(SYSTEMS["GEF"])
     if audit.reliability is not None:
         named.append(SYSTEMS["MetaQuantus"])

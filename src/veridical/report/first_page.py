@@ -29,7 +29,7 @@ def first_page(audit: Audit) -> dict[str, Any]:
 
 
 def _lines(place: Place, audit: Audit) -> list[dict[str, Any]]:
-    """Each line of evidence: what was asked, what came out, whether it holds."""
+    """Each criterion: what was asked, what came out, whether it holds."""
     found: list[dict[str, Any]] = []
     for line, question in QUESTIONS.items():
         tests = [test for test in place.tests if test.criterion == line]
@@ -42,11 +42,11 @@ def _lines(place: Place, audit: Audit) -> list[dict[str, Any]]:
             # without classes two tests are one
             said = list(dict.fromkeys(in_a_sentence(test, audit.task.head) for test in tests))
             found.append({"criterion": line, "question": question, "held": held, "said": said})
-    return [*found, *_doubts(place)]
+    return [*found, *_posthoc(place)]
 
 
-def _doubts(place: Place) -> list[dict[str, Any]]:
-    """What was asked beyond the lines, where it was: the sample and the class, the weights and a twin."""
+def _posthoc(place: Place) -> list[dict[str, Any]]:
+    """What was checked beyond the criteria: the sample and the class, nearly the same weights."""
     found, asked = [], place.posthoc.sample
     if asked is not None and asked.samples:
         how = f"r = {place.posthoc.alike:.2f} between maps of samples of a class"
@@ -145,5 +145,5 @@ def _limits(audit: Audit) -> list[str]:
         "controls listed here; a cheat nobody thought of is not covered.",
     ]
     if audit.verdict.absent:
-        said.append("One line of evidence is absent, so trust is provisional.")
+        said.append("One criterion is absent, so trust is provisional.")
     return said

@@ -12,7 +12,7 @@ from torch import nn
 
 import veridical as vd
 from tests.auditing.test_audit import TINY
-from veridical.auditing import model_randomisation as swap
+from veridical.auditing import model_randomisation as test
 from veridical.auditing.elimination import candidates
 from veridical.auditing.evidence import Grid, units
 from veridical.auditing.model_randomisation import (
@@ -153,41 +153,41 @@ def test_maps_for_the_other_class_are_made_where_it_is_another_one_and_units_sta
     pairs = pairings(given, 0, copies)
     same = sum(len(pair.rows) - len(pair.split) for pair in pairs)
     assert 0 < same < len(given)
-    explainer, judges = as_explainer("lime", draws=40), {"flip": registry.make("pixel_flipping")}
+    explainer, metrics = as_explainer("lime", draws=40), {"flip": registry.make("pixel_flipping")}
     made = explainer(given, Key(0))
 
-    def judged(explained, task, **more):
-        return carry_out(swap.Job("x", explainer, judges, explained, task, "", **more), 0)
+    def scored(explained, task, **more):
+        return carry_out(test.Job("x", explainer, metrics, explained, task, "", **more), 0)
 
-    own = swap.sample_scores([judged(given, given)], [40], judges)
-    done = [carry_out(job, 0) for job in randomisation_jobs("x", explainer, judges, pairs, "", made)]
-    bare = [carry_out(job, 0) for job in size_jobs(judges, pairs, "")]
-    found = randomisation_units(own, pairs, done, bare, list(judges), Grid.of(given))
+    own = test.sample_scores([scored(given, given)], [40], metrics)
+    done = [carry_out(job, 0) for job in randomisation_jobs("x", explainer, metrics, pairs, "", made)]
+    bare = [carry_out(job, 0) for job in size_jobs(metrics, pairs, "")]
+    found = randomisation_units(own, pairs, done, bare, list(metrics), Grid.of(given))
     assert sum(len(one.explanation) for one in done) == 4 * len(given) - 2 * same
     order = torch.cat([pair.rows for pair in pairs]).argsort()
 
     def wins(first, other):
         """Over all samples, of what is done for each copy."""
         both = [
-            first if isinstance(first, swap.SampleScores) else joined(map(first, pairs)).take(order),
+            first if isinstance(first, test.SampleScores) else joined(map(first, pairs)).take(order),
             joined(map(other, pairs)).take(order),
         ]
         return units(both[0], [both[1]], Grid.of(given))
 
     def joined(parts):
-        return swap.joined(list(parts))
+        return test.joined(list(parts))
 
-    def marked(done, pair):
-        return swap.sample_scores([done], [len(pair.rows)], judges)
+    def scores_of(done, pair):
+        return test.sample_scores([done], [len(pair.rows)], metrics)
 
     def theirs(pair):
-        return marked(judged(pair.theirs, pair.theirs), pair)
+        return scores_of(scored(pair.theirs, pair.theirs), pair)
 
     rivals = [
-        (own, lambda p: marked(judged(p.theirs.with_targets(p.mine.targets), p.mine), p)),
-        (own, lambda p: marked(judged(p.theirs, p.mine), p)),
-        (theirs, lambda p: marked(judged(p.mine.with_targets(p.theirs.targets), p.theirs), p)),
-        (theirs, lambda p: marked(judged(p.mine, p.theirs), p)),
+        (own, lambda p: scores_of(scored(p.theirs.with_targets(p.mine.targets), p.mine), p)),
+        (own, lambda p: scores_of(scored(p.theirs, p.mine), p)),
+        (theirs, lambda p: scores_of(scored(p.mine.with_targets(p.theirs.targets), p.theirs), p)),
+        (theirs, lambda p: scores_of(scored(p.mine, p.theirs), p)),
     ]
     for short, (first, other) in zip(found[:4], rivals, strict=True):
         assert torch.equal(short, wins(first, other))
@@ -196,23 +196,24 @@ def test_maps_for_the_other_class_are_made_where_it_is_another_one_and_units_sta
 
 
 def rates(given, explainer, metrics=("pixel_flipping",)):
-    """The five win rates of the swap."""
+    """The five win rates of the test."""
     from veridical.auditing.jobs import carry_out
     from veridical.qge import QGE
 
     explainer = as_explainer(explainer)
-    judges = {name: QGE(registry.make(name)) for name in metrics}
+    scoring = {name: QGE(registry.make(name)) for name in metrics}
     copies, _ = other_models(given, 0)
     pairs = pairings(given, 0, copies)
     made = explainer(given, Key(0))
-    jobs = randomisation_jobs("x", explainer, judges, pairs, "here", made)
+    jobs = randomisation_jobs("x", explainer, scoring, pairs, "here", made)
     done = [carry_out(job, 0) for job in jobs]
-    own = swap.sample_scores(
-        [carry_out(swap.Job("x", explainer, judges, given, given, "own"), 0)], [len(given)], judges
+    own = test.sample_scores(
+        [carry_out(test.Job("x", explainer, scoring, given, given, "own"), 0)], [len(given)], scoring
     )
-    bare = [carry_out(job, 0) for job in size_jobs(judges, pairs, "here")]
+    bare = [carry_out(job, 0) for job in size_jobs(scoring, pairs, "here")]
     return [
-        float(won.mean()) for won in randomisation_units(own, pairs, done, bare, list(judges), Grid.of(given))
+        float(won.mean())
+        for won in randomisation_units(own, pairs, done, bare, list(scoring), Grid.of(given))
     ]
 
 
@@ -291,7 +292,7 @@ def test_rows_of_a_map_are_counted_with_nothing_at_hand():
 
 
 def test_models_that_the_caller_trained_take_the_place_of_copies():
-    """A black box cannot be copied with other weights; trained on shuffled labels it can be swapped."""
+    """A black box cannot be copied with other weights; models trained on shuffled labels can be given."""
     import numpy as np
     from sklearn.datasets import load_breast_cancer
     from sklearn.ensemble import HistGradientBoostingClassifier
@@ -311,5 +312,5 @@ def test_models_that_the_caller_trained_take_the_place_of_copies():
     assert found.verdict["size"].status == "not trusted"
     with pytest.raises(InputError, match="others is a list of models"):
         vd.audit(task, explainers=methods, effort=plan, others=[])
-    with pytest.raises(InputError, match="model 0 of others cannot judge maps: masking everything"):
+    with pytest.raises(InputError, match="model 0 of others cannot tell maps apart: masking everything"):
         vd.audit(task, explainers=methods, effort=plan, others=[lambda x: 0 * x[:, :2]])

@@ -10,7 +10,7 @@ from torch import nn
 
 import veridical as vd
 from tests.auditing.test_audit import TINY
-from tests.auditing.test_verdict import JUDGES, field, said
+from tests.auditing.test_verdict import METRICS, field, said
 from veridical.auditing import posthoc_checks as posthoc
 from veridical.auditing.evidence import Test
 from veridical.auditing.posthoc_checks import (
@@ -22,9 +22,9 @@ from veridical.auditing.posthoc_checks import (
     class_likeness,
     likeness,
     nearly_the_same,
+    perturbed_copy_of,
     reason,
     same_target,
-    twin_of,
 )
 from veridical.auditing.verdict import decide
 from veridical.core.key import Key
@@ -71,7 +71,7 @@ def test_nearly_flat_maps_agree_though_they_do_not_correlate():
     assert agreement(noise, 3 * noise).tolist() == pytest.approx([1.0] * 3)
 
 
-def test_mates_are_the_next_of_a_class_in_order():
+def test_other_samples_are_the_next_of_a_class_in_order():
     task = table(7).with_targets([0, 1, 0, 1, 0, 1, 0])
     own, other = same_target(task)
     assert own.tolist() == list(range(7))
@@ -81,7 +81,7 @@ def test_mates_are_the_next_of_a_class_in_order():
     assert all(not len(part) for part in same_target(table(1)))
 
 
-def test_features_that_stand_elsewhere_in_every_sample_have_no_mates():
+def test_features_that_stand_elsewhere_in_every_sample_have_none():
     assert not len(same_target(vd.tasks.load("known/planted_tokens", samples=8))[0])
 
 
@@ -103,9 +103,9 @@ def test_reasons_by_hand():
     assert reason(PosthocChecks(), False) == ""
 
 
-def test_a_twin_answers_nearly_the_same_and_a_black_box_has_none():
+def test_a_perturbed_copy_answers_nearly_the_same_and_a_black_box_has_none():
     task = table()
-    module = twin_of(task, 0)
+    module = perturbed_copy_of(task, 0)
     there = task.with_module(module).outputs
     assert not torch.equal(there, task.outputs)
     assert float((there - task.outputs).abs().max()) < 0.01
@@ -119,22 +119,22 @@ def test_a_twin_answers_nearly_the_same_and_a_black_box_has_none():
             return torch.sin(1e5 * super().forward(x))
 
     jumpy = table(4, Steps(6, 2).eval())
-    assert not nearly_the_same(jumpy, jumpy.with_module(twin_of(jumpy, 0)))
-    assert twin_of(vd.Task(lambda x: x[:, :2], rows(4), fill=0.0), 0) is None
+    assert not nearly_the_same(jumpy, jumpy.with_module(perturbed_copy_of(jumpy, 0)))
+    assert perturbed_copy_of(vd.Task(lambda x: x[:, :2], rows(4), fill=0.0), 0) is None
 
 
-def test_a_doubted_method_is_not_trusted_and_the_verdict_says_why():
+def test_a_refused_method_is_not_trusted_and_the_verdict_says_why():
     known = field(
         {"good": 3.0, "global": 4.0},
         posthoc={"global": PosthocChecks(refused="it is of the class", alike=1.0)},
     )
-    found = decide(known, JUDGES)
+    found = decide(known, METRICS)
     assert found.best == "good"
     assert not found["global"].trusted
     assert found["global"].p_holm <= 0.05
     assert "Do not trust global: it is of the class." in said(found)
     kept = field({"good": 3.0}, posthoc={"good": PosthocChecks(alike=0.97)})
-    assert any("hardly depend on the sample (r = 0.97" in one for one in said(decide(kept, JUDGES)))
+    assert any("hardly depend on the sample (r = 0.97" in one for one in said(decide(kept, METRICS)))
     assert "refused" in found.to_frame().columns
 
 
@@ -238,7 +238,7 @@ def test_a_backdoor_does_not_hide_behind_noise_of_its_own():
 
 
 @pytest.mark.parametrize("way", ["raises", "answers nothing"])
-def test_who_has_no_map_for_a_twin_alone_is_not_trusted(way):
+def test_who_has_no_map_for_the_perturbed_copy_alone_is_not_trusted(way):
     """Silence where a lie would show is no way past the question."""
     task = table(64)
     own = next(task.predictor.source.module.parameters()).detach().clone()
@@ -276,10 +276,10 @@ ROUNDING = {"vargrad"}
     "name",
     ["known/linear", "breast_cancer", "digits", "known/planted_patch", "known/planted_window", "reviews"],
 )
-def test_registered_methods_give_twins_the_same_maps(name):
+def test_registered_methods_give_the_perturbed_copy_the_same_maps(name):
     """All of them, with the same draws: else an honest method would be called a backdoor."""
     task = vd.tasks.load(name, samples=3)
-    perturbed_copy = task.with_module(twin_of(task, 0)).changed(alone=True)
+    perturbed_copy = task.with_module(perturbed_copy_of(task, 0)).changed(alone=True)
     for who in registry:
         method = as_explainer(who)
         if method.why_not(task) is not None or (who in ROUNDING and name.startswith("known/")):

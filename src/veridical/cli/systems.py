@@ -1,0 +1,296 @@
+"""Commands of one system each: `veridical gef`, `veridical meta ...`, `veridical dictionaries`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import veridical as vd
+from veridical.cli.app import app, parse_json, print_table, save_figure, say
+from veridical.cli.sources import Explainers, Folder, Metrics, Seed, Source, on_a_task
+from veridical.errors import InputError
+from veridical.gef.perturbation_log import incomplete
+from veridical.plots import pyplot
+from veridical.values.tables import write_csv
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@app.command()
+@on_a_task(samples=64)
+def gef(
+    source: Source,
+    explainer: Explainers = None,
+    form: Annotated[str, typer.Option(help="fast, arc, reference or jacobian.")] = "fast",
+    perturb: Annotated[str, typer.Option(help="What gets the noise: weights or input.")] = "weights",
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Noisy models per level; 5, or 20 with --iso-sigma.")
+    ] = None,
+    iso_sigma: Annotated[
+        bool, typer.Option("--iso-sigma", help="Correlate at fixed noise: beyond what the level explains.")
+    ] = False,
+    resolution: Annotated[
+        float | None,
+        typer.Option(help="With --iso-sigma: as many draws as show a correlation this small in 80%."),
+    ] = None,
+    assumptions: Annotated[bool, typer.Option("--assumptions", help="Check GEF's assumptions too.")] = False,
+    folder: Folder = Path("gef"),
+    seed: Seed = 0,
+) -> None:
+    """Score explainers by how well they follow the model under noise, beside the ceiling they can reach.
+
+    Example: veridical gef -t digits -e gradient -e saliency -e random
+    """
+    chosen = source.load()
+    kind, usual = (vd.gef.IsoSigma, 20) if iso_sigma else (vd.gef.GEF, 5)
+    metric = kind(form=form, perturb=perturb, draws=draws or usual)  # type: ignore[arg-type]
+    explainers = list(dict.fromkeys(explainer or ["gradient", "saliency", "random"]))
+    metrics: dict[str, vd.gef.GEF] = dict.fromkeys(explainers, metric)
+    if resolution is not None:
+        if not isinstance(metric, vd.gef.IsoSigma) or draws is not None:
+            raise InputError("--resolution chooses the draws of --iso-sigma; leave --draws out")
+        for name in explainers:
+            metrics[name] = vd.gef.with_draws_for(chosen, name, resolution, metric=metric, seed=seed)
+    scores = {name: vd.score(metrics[name], chosen, name, seed=seed) for name in explainers}
+    say(f"noise path: {metric.noise_path(chosen, vd.core.Key(seed))}")
+    _show_gef(scores)
+    _write_gef(scores, folder)
+    if assumptions:
+        found = vd.gef.assumptions(chosen, seed=seed)
+        say(repr(found))
+        write_csv(found.to_frame(), folder / "assumptions.csv")
+    say(f"table and pictures are in {folder}")
+
+
+def _show_gef(scores: dict[str, vd.Scores]) -> None:
+    rows = []
+    for name, own in sorted(scores.items(), key=lambda pair: -pair[1].mean(skip_nan=True)):
+        # of iso-sigma draws are the unit: samples share the noisy models
+        low, high = own.provenance.get("iso_sigma", {}).get("interval") or own.ci()
+        ceiling, partial = (float(own.details[what].nanmean()) for what in ("ceiling", "partial"))
+        flagged = sum(own.flagged.values())
+        mean = own.mean(skip_nan=True)
+        rows.append((name, mean, f"{low:.3f} to {high:.3f}", ceiling, partial, flagged or ""))
+    print_table(("explainer", "score", "95% interval", "ceiling", "given the level", "flagged"), rows)
+    for name, own in scores.items():
+        if (sure := own.provenance.get("iso_sigma")) is not None:
+            low, high = sure["interval"]
+            say(
+                f"{name}: at fixed noise {sure['mean']:.3f}, p = {sure['p_value']:.3f}, 95% of draws "
+                f"{low:.3f} to {high:.3f}; with {sure['draws']} draws 0.2 is seen in {sure['power']:.0%}"
+            )
+    for sentence in incomplete(scores.values()):
+        say(sentence)
+
+
+def _write_gef(scores: dict[str, vd.Scores], folder: Path) -> None:
+    import pandas as pd
+
+    rows = [
+        {
+            "explainer": name,
+            "sample": sample,
+            "score": value,
+            **{
+                what: own.details[what][place].item()
+                for what in ("ceiling", "rho_sigma_explanation", "partial")
+            },
+        }
+        for name, own in scores.items()
+        for place, (sample, value) in enumerate(zip(own.ids.tolist(), own.values.tolist(), strict=True))
+    ]
+    write_csv(pd.DataFrame(rows), folder / "gef.csv")
+    for name, draw in (("scores", vd.gef.plot_scores_by_explainer), ("path", vd.gef.plot_path)):
+        figure = pyplot().Figure(
+            figsize=(5.5, 1.5 + 0.4 * len(scores) if name == "scores" else 3.4), layout="constrained"
+        )
+        draw(scores, figure.subplots())
+        save_figure(figure, folder / f"{name}.png")
+
+
+commands = typer.Typer(
+    no_args_is_help=True,
+    help="Which metric deserves to be believed: does it stay under slight noise and react to disruption?",
+)
+app.add_typer(commands, name="meta")
+
+METRICS = ["sparseness", "complexity", "pixel_flipping", "faithfulness_correlation", "max_sensitivity"]
+EXPLAINERS = ["gradient", "saliency", "input_x_gradient"]
+TESTS = ("ipt", "mpt")
+SCORES = "meta.safetensors"
+
+Draws = Annotated[int, typer.Option("--draws", help="Perturbations per iteration.", min=1)]
+Iterations = Annotated[int, typer.Option("--iterations", help="Repeats, whose spread is reported.", min=1)]
+Tests = Annotated[
+    list[str] | None, typer.Option("--test", help="ipt, mpt, combined; repeat. [default: ipt, mpt]")
+]
+Published = Annotated[bool, typer.Option("--published", help="Follow the published program, not its paper.")]
+
+
+@commands.command()
+@on_a_task(samples=48)
+def benchmark(
+    source: Source,
+    metric: Metrics = None,
+    explainer: Explainers = None,
+    draws: Draws = 3,
+    iterations: Iterations = 2,
+    test: Tests = None,
+    published: Published = False,
+    folder: Folder = Path("meta"),
+    seed: Seed = 0,
+) -> None:
+    """Rank metrics by meta-consistency inside each category, with area charts and scatter.
+
+    Its scores stay in meta.safetensors, which `vd.meta.load` reads.
+
+    Example: veridical meta benchmark -t digits -m sparseness -m pixel_flipping -e gradient -e saliency
+    """
+    chosen = source.load()
+    result = vd.meta.meta_evaluate(
+        chosen,
+        metric or METRICS,
+        explainer or EXPLAINERS,
+        tests=test or TESTS,
+        draws=draws,
+        iterations=iterations,
+        seed=seed,
+        published=published,
+    )
+    _tables(folder, reliability=result.to_frame(), by_category=vd.meta.by_category(result))
+    if len(result.metrics) > 1:
+        _tables(folder, pairs=result.compare())
+    save_figure(result.plot()[0, 0].figure, folder / "areas.png")
+    save_figure(result.scatter().figure, folder / "scatter.png")
+    result.save(folder / SCORES)
+    _done(folder, result)
+
+
+@commands.command()
+@on_a_task(samples=24)
+def damage(
+    source: Source,
+    metric: Metrics = None,
+    reference: Annotated[
+        str | None, typer.Option("--reference", help="Whose maps are damaged. [default: exact or occlusion]")
+    ] = None,
+    folder: Folder = Path("meta"),
+    seed: Seed = 0,
+) -> None:
+    """Which metrics are admissible here: known damage is planted on the maps of one reference method.
+
+    Example: veridical meta damage -t digits -m pixel_flipping -m sparseness
+    """
+    chosen = source.load()
+    found = vd.meta.planted_damage(chosen, metric or METRICS, reference=reference, seed=seed)
+    _tables(folder, damage=found.to_frame())
+    save_figure(found.plot().figure, folder / "damage.png")
+    rows = []
+    for label, tested in found.metrics.items():
+        mean, low, high = tested.mean()
+        numbers = ("", "") if tested.untested else (f"{mean:.2f}", f"{low:.2f} to {high:.2f}")
+        rows.append((label, "yes" if tested.admissible else "no", *numbers, tested.reason))
+    columns = ("metric", "admissible", "concordance", "interval", "why not")
+    print_table(columns, rows, left="admissible, why not")
+    say(f"damage on maps of {found.reference}, {found.cost}")
+    say(f"tables and pictures are in {folder}")
+
+
+@commands.command()
+@on_a_task(samples=48)
+def search(
+    metric: Annotated[str, typer.Argument(help="The metric whose settings are searched.")],
+    settings: Annotated[str, typer.Option("--settings", help="Values to try, as '{\"runs\": [20, 100]}'.")],
+    source: Source,
+    explainer: Explainers = None,
+    draws: Draws = 3,
+    iterations: Iterations = 2,
+    test: Tests = None,
+    folder: Folder = Path("meta"),
+    seed: Seed = 0,
+) -> None:
+    """Find the settings of a metric that make it most reliable.
+
+    Example: veridical meta search faithfulness_correlation --settings '{"runs": [20, 100]}' -t digits
+    """
+    chosen = source.load()
+    best, result = vd.meta.search_settings(
+        chosen,
+        metric,
+        parse_json(settings, '{"runs": [20, 100]}', lambda values: isinstance(values, list)),
+        explainer or EXPLAINERS,
+        tests=test or TESTS,
+        draws=draws,
+        iterations=iterations,
+        seed=seed,
+    )
+    _tables(folder, settings=result.to_frame())
+    save_figure(vd.meta.plot_settings(result).figure, folder / "settings.png")
+    _done(folder, result)
+    say(f"most reliable: {json.dumps(best.to_json())}")
+
+
+def _tables(folder: Path, **frames: pd.DataFrame) -> None:
+    for name, frame in frames.items():
+        write_csv(frame, folder / f"{name}.csv")
+
+
+def _done(folder: Path, result: vd.meta.MetaEvaluation) -> None:
+    """Print the consistencies of every metric, what is odd, and where the files are."""
+    columns = ("metric", "test", *vd.meta.ENTRIES, "mc", "mc_std", "dependence")
+    print_table(columns, result.to_frame()[list(columns)].itertuples(index=False), left="test")
+    say("dependence: share of scores that change with permuted maps; no MC counts without it")
+    for label, scores in result.scores.items():
+        for words in filter(None, (scores.dependence.remark, result.why_no_value(label))):
+            say(f"{label}: {words}")
+    for failure in result.failures:
+        say(f"failed {failure.metric or ''}: {failure.message}")
+    say(f"tables and pictures are in {folder}")
+    if result.failures:
+        raise typer.Exit(1)
+
+
+KINDS = ("topk", "batchtopk", "relu")
+SHOWN = ("metric", "trained", "best random", "its value", "smallest difference", "rank with truth", "verdict")
+
+
+@app.command()
+def dictionaries(
+    features: Annotated[int, typer.Option(min=4, help="Planted features.")] = 128,
+    dimensions: Annotated[int, typer.Option(min=2, help="Dimensions they share; fewer than features.")] = 32,
+    active: Annotated[int, typer.Option(min=1, help="Atoms that are active in a row.")] = 4,
+    kind: Annotated[str, typer.Option(help="topk, batchtopk or relu.")] = "topk",
+    width: Annotated[int | None, typer.Option(min=1, help="Atoms. [default: as many as features]")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training, also of the controls.")] = 1500,
+    seeds: Annotated[int, typer.Option(min=2, help="Trainings of every dictionary.")] = 4,
+    metric: Metrics = None,
+    folder: Folder = Path("dictionaries"),
+    seed: Seed = 0,
+) -> None:
+    """Plant features, train dictionaries and controls on them, and say which metric tells them apart.
+
+    Example: veridical dictionaries --steps 200 --seeds 3 -m "explained variance" -m tpp
+    """
+    if kind not in KINDS:
+        raise InputError(f"--kind is {', '.join(KINDS)}; got {kind!r}")
+    made = vd.dictionaries
+    planted = made.Superposition(features, dimensions, active=max(1.0, active - 1.0), seed=seed)
+    shared = (width or features, steps, 256, 5e-3)
+    recipe: vd.dictionaries.Recipe
+    if kind == "relu":
+        recipe = made.ReLU(*shared)
+    else:
+        recipe = (made.TopK if kind == "topk" else made.BatchTopK)(*shared, active=active)
+    found = made.judge(planted, recipe, seeds=seeds, measures=metric, seed=seed)
+    rows = [
+        [f"{held:.3g}" if isinstance(held, float) else held for held in row]
+        for row in found.table[list(SHOWN)].itertuples(index=False)
+    ]
+    print_table(SHOWN, rows, left="best random, verdict")
+    found.save(folder)
+    save_figure(made.plot_trust(found).figure, folder / "trust.png")
+    say(f"written to {folder}: trust.csv, means.csv, readings.csv, about.json, trust.png")
