@@ -87,7 +87,7 @@ def test_options_that_contradict_each_other_are_told(files):
         chosen(model=str(files / "model.joblib"))
     with pytest.raises(InputError, match="--allow-code"):
         chosen(model=str(files / "model.joblib"), data=files / "rows.csv")
-    with pytest.raises(InputError, match="no device 'tpu9'"):
+    with pytest.raises(InputError, match="device 'tpu9' cannot be used"):
         chosen(device="tpu9")
 
 

@@ -21,14 +21,14 @@ runner = CliRunner()
 
 
 @pytest.fixture(scope="module")
-def audited() -> Audit:
+def small_audit() -> Audit:
     return vd.audit(vd.tasks.load("known/linear", 8), explainers=["gradient", "input_x_gradient"], seed=0)
 
 
 @pytest.fixture(scope="module")
-def written(audited: Audit, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(small_audit: Audit, tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("audit") / "report"
-    write_folder(audited, where)
+    write_folder(small_audit, where)
     return where
 
 
@@ -37,12 +37,12 @@ def folder(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "audit"))
 
 
-def test_the_checksum_stands_on_the_page_and_holds(folder: Path, audited: Audit, tmp_path: Path) -> None:
+def test_the_checksum_stands_on_the_page_and_holds(folder: Path, small_audit: Audit, tmp_path: Path) -> None:
     checksum = json.loads((folder / "report.json").read_text())["checksums"]["all"]
     assert checksum in (folder / "index.html").read_text()
     assert verify_report(folder) == []
     # the same audit has the same checksum, whenever and wherever it is written
-    write_folder(audited, tmp_path / "again")
+    write_folder(small_audit, tmp_path / "again")
     assert json.loads((tmp_path / "again" / "report.json").read_text())["checksums"]["all"] == checksum
     assert "samples.csv" in [path.name for path in folder.iterdir()]
 
