@@ -166,12 +166,6 @@ class Pairing(NamedTuple):
     theirs_for_my_class: Task | None = None
     mine_for_their_class: Task | None = None
 
-    @property
-    def scored_on(self) -> list[Task]:
-        """The tasks on which maps are scored."""
-        all_of_them = (self.mine, self.theirs, self.split_mine, self.split_theirs)
-        return [task for task in all_of_them if task is not None]
-
 
 def pairings(batch: Task, start: int, copies: Copies) -> list[Pairing]:
     """The samples of a stage, the first of which is number `start`, divided among the copies."""

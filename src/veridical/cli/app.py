@@ -51,7 +51,8 @@ def print_table(
     """Print a table; the first column and those named in `left` are words, the others numbers."""
     table = Table(title=title or None, title_justify="left", box=None, show_header=bool(columns))
     for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if not place or name in left.split(", ") else "right")
+        words = not place or name in left.split(", ")
+        table.add_column(name, justify="left" if words else "right", no_wrap=not place)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else escape(_short(cell)) for cell in row))
     out.print(table)
