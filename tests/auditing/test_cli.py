@@ -60,17 +60,17 @@ def test_what_is_finished_stays_when_it_is_stopped(tmp_path, monkeypatch):
 
     real, done = jobs.carry_out, []
 
-    def until(job, seed):
+    def until(job, seed, *memo):
         if len(done) == 4:
             raise KeyboardInterrupt
         done.append(job)
-        return real(job, seed)
+        return real(job, seed, *memo)
 
     monkeypatch.setattr(jobs, "carry_out", until)
     stopped = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path)])
     assert stopped.exit_code == 130
     assert "4 finished pieces are kept" in stopped.output
-    monkeypatch.setattr(jobs, "carry_out", lambda job, seed: done.append(job) or real(job, seed))
+    monkeypatch.setattr(jobs, "carry_out", lambda job, *rest: done.append(job) or real(job, *rest))
     assert CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path)]).exit_code == 0
     assert len({(job.label, job.place, job.draw) for job in done}) == len(done)
 

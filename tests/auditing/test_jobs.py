@@ -31,16 +31,16 @@ def test_a_run_that_was_ended_goes_on_where_it_stopped(tmp_path, monkeypatch):
     whole = audit(task, explainers=METHODS, effort=FAST, samples=32, concepts=())
     real, done = jobs.carry_out, []
 
-    def until(job, seed):
+    def until(job, seed, *memo):
         if len(done) == 9:
             raise KeyboardInterrupt
         done.append(job)
-        return real(job, seed)
+        return real(job, seed, *memo)
 
     monkeypatch.setattr(jobs, "carry_out", until)
     with pytest.raises(KeyboardInterrupt):
         audit(task, explainers=METHODS, effort=FAST, samples=32, concepts=(), folder=tmp_path)
-    monkeypatch.setattr(jobs, "carry_out", lambda job, seed: done.append(job) or real(job, seed))
+    monkeypatch.setattr(jobs, "carry_out", lambda job, *rest: done.append(job) or real(job, *rest))
     again = audit(task, explainers=METHODS, effort=FAST, samples=32, concepts=(), folder=tmp_path)
     assert again.kept == 9
     assert frame(again).equals(frame(whole))
