@@ -293,10 +293,7 @@ def test_the_estimate_is_no_less_than_what_is_asked():
     prompts = made()
     told = vd.data.estimate(prompts, names)
     before = prompts.predictor.meter.cost
-    for name in names:
-        explanation = vd.explain(name, prompts)
-        vd.score("pixel_flipping", prompts, explanation)
-        vd.score("rfid_plus", prompts, explanation)
+    vd.evaluate(prompts, names, ["pixel_flipping", "rfid_plus"])
     spent = prompts.predictor.meter.cost - before
     assert spent.forward <= told.cost.forward
     assert spent.backward == told.cost.backward

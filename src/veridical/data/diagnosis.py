@@ -187,7 +187,7 @@ class Estimate:
 def estimate(task: Task, explainers: Iterable[str], *, perturbed_models: int = 0) -> Estimate:
     """The cost of explaining a task, and of removal metrics on it, before it runs; a few rows are timed.
 
-    Of up to 12 units all explainers and metrics that evaluate masks share one table of all subsets.
+    Of up to 12 units all explainers and metrics of one call (`vd.evaluate`) share one table of all subsets.
 
     Parameters
     ----------
