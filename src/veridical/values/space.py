@@ -8,6 +8,7 @@ category. Masks are made over features and expanded to elements; maps are made o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
@@ -344,8 +345,9 @@ class Space:
 
     def _derive(self, **changes: Any) -> Space:
         """This space with what is known to fit it, unchecked: to look at labels would wait for a GPU."""
-        space = object.__new__(Space)
-        space.__dict__.update(self.__dict__, **changes)
+        space = copy(self)
+        for name, value in changes.items():
+            object.__setattr__(space, name, value)
         return space
 
     def counts(self, samples: int) -> Tensor:
