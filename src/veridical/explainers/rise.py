@@ -17,7 +17,6 @@ from veridical.explainers.diagnostics import record_split_half
 from veridical.explainers.layout import Cells, few_cells, grid_cells
 from veridical.explainers.occlusion import IndependentCoins, mask_pieces, written_out
 from veridical.explainers.surrogates import sample_blocks
-from veridical.functional.devices import at_a_time
 from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.predictor import check_finite, repeat_side, take_side
@@ -314,15 +313,13 @@ class Hsic(_RandomMasks):
 
 def dependence(masks: Tensor, answers: Tensor) -> Tensor:
     """HSIC (n, V) between masks (n, m, V) and answers (n, m)."""
-    # on a CPU one sample at a time stays in its cache
-    few = at_a_time(answers, 1, len(answers))
-    found = [_dependence(*pair) for pair in zip(masks.split(few), answers.split(few), strict=True)]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    # one sample at a time: the kernel of its outputs is (m, m)
+    return torch.cat([_dependence(*pair) for pair in zip(masks.split(1), answers.split(1), strict=True)])
 
 
 def _dependence(masks: Tensor, answers: Tensor) -> Tensor:
     apart = (answers[:, :, None] - answers[:, None]).abs_()
-    width = _median(apart).clamp(min=torch.finfo(apart.dtype).tiny)
+    width = apart.flatten(1).median(1).values.clamp(min=torch.finfo(apart.dtype).tiny)
     moves = apart.amax((1, 2))[:, None] > 0
     # all in one and the same memory: new memory costs as much as what is computed
     alike = apart.div_(width[:, None, None]).square_().neg_().div_(2).exp_()
@@ -332,13 +329,3 @@ def _dependence(masks: Tensor, answers: Tensor) -> Tensor:
     signs = 1.0 - 2.0 * masks.double()
     found: Tensor = (signs * (alike @ signs)).sum(1) / 2 / (answers.shape[1] - 1) ** 2
     return torch.where(moves, found, 0.0)
-
-
-def _median(apart: Tensor) -> Tensor:
-    """The lower median (n,) of all distances (n, m, m): zeros from each to itself, all others twice."""
-    many = apart.shape[-1]
-    behind = (many**2 - 1) // 2 - many
-    if behind < 0:
-        return torch.zeros_like(apart[:, 0, 0])
-    row, column = torch.triu_indices(many, many, 1, device=apart.device)
-    return apart.flatten(1).index_select(1, row * many + column).kthvalue(behind // 2 + 1).values
