@@ -25,7 +25,7 @@ import veridical as vd
 from benchmarks.launches import counted
 from benchmarks.networks import resnet18
 from veridical.explainers import Explainer, as_explainer
-from veridical.models.sessions import Session
+from veridical.models.predictor import Session
 
 NAMES = ["gradient", "lrp", "lrp_epsilon", "lrp_gamma", "lrp_z_plus", "deeplift", "deeplift_shap"]
 NAMES += ["guided_backprop"]

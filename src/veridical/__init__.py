@@ -12,7 +12,7 @@ from veridical.api import evaluate, explain, list_explainers, list_metrics, regi
 from veridical.core.lazy import lazy_names
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import Metric
-from veridical.models.predictor import Plan
+from veridical.models.plan import Plan
 from veridical.perturb import fills
 from veridical.values.evaluation import Evaluation
 from veridical.values.explanation import Explanation

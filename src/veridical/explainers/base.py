@@ -21,8 +21,7 @@ from veridical.errors import FormatError, InputError, NotApplicableError
 from veridical.explainers.diagnostics import check_completeness, check_repeatability
 from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
-from veridical.models.predictor import free_memory, out_of_memory
-from veridical.models.sessions import Session
+from veridical.models.predictor import Session, free_memory, out_of_memory
 from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 from veridical.values.task import Task

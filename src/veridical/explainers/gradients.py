@@ -17,8 +17,7 @@ from veridical.errors import InputError, NotApplicableError, VeridicalError
 from veridical.explainers.base import Explainer, keep_outputs, register, selected
 from veridical.explainers.diagnostics import difference_from_baselines
 from veridical.models.context import Context
-from veridical.models.predictor import call, out_of_memory, repeat_side
-from veridical.models.sessions import Session
+from veridical.models.predictor import Session, call, out_of_memory, repeat_side
 from veridical.values.task import Task
 
 

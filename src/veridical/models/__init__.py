@@ -8,7 +8,7 @@ __getattr__, __dir__ = lazy_names(
         **dict.fromkeys(("Context", "Memo"), "veridical.models.context"),
         "Cost": "veridical.models.cost",
         "Generation": "veridical.data.generation",
-        "Plan": "veridical.models.predictor",
+        "Plan": "veridical.models.plan",
         **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.models.inner_units"),
         **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.models.inner_units"),
     },

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
 from veridical.models.cost import Cost
-from veridical.models.plan import MIN_ROWS, memory_budget, most_rows
+from veridical.models.plan import MIN_ROWS, Plan, memory_budget, most_rows
 from veridical.models.predictor import (
     Output,
-    Plan,
     Predictor,
     Side,
     call,

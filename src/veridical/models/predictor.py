@@ -1,4 +1,4 @@
-"""The only place that runs a model: chunks, device, precision, eval mode, and the count of every row."""
+"""The only place that runs a model: sessions, chunks, device, precision, and the count of every row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,12 +17,71 @@ from torch import Tensor, nn
 from veridical.errors import ModelError, ShapeError, VeridicalError
 from veridical.functional.responses import Rounding
 from veridical.models.cost import Meter, Tally
-from veridical.models.plan import MIN_ROWS as MIN_ROWS
-from veridical.models.plan import Plan as Plan
-from veridical.models.plan import uses_tf32
+from veridical.models.plan import MIN_ROWS, Plan, float32_products, uses_tf32
 from veridical.models.private_copy import Snapshot, WorkingCopy, explained_rows
-from veridical.models.sessions import Session
 from veridical.models.weights import Weights
+
+_NOTHING = nullcontext()
+
+
+class Session(AbstractContextManager["CountedModel"]):
+    """A predictor's working copy made ready, for as long as the block lasts; written for short blocks.
+
+    The first session of a thread refuses where the caller's model has changed.
+    """
+
+    def __init__(self, predictor: Predictor, grad: bool | None = False) -> None:
+        self._predictor, self._grad = predictor, grad
+
+    def __enter__(self) -> CountedModel:
+        predictor = self._predictor
+        own = predictor.source.working
+        self._planned: AbstractContextManager[None] = _NOTHING
+        if not own.sessions:
+            predictor.source.check()
+            self._planned = _as_planned(predictor.plan, predictor.device.type)
+        self._planned.__enter__()
+        try:
+            if not own.sessions:
+                own.restore_buffers()
+            own.load(predictor.weights)
+        except BaseException as error:
+            self._planned.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._own, self._graded = own, torch.is_grad_enabled()
+        own.sessions += 1
+        if self._grad is not None:
+            torch.set_grad_enabled(self._grad)
+        return predictor.view
+
+    def __exit__(self, *error: Any) -> None:
+        if self._grad is not None:
+            torch.set_grad_enabled(self._graded)
+        self._own.sessions -= 1
+        self._planned.__exit__(*error)
+
+
+@contextmanager
+def _as_planned(plan: Plan, kind: str) -> Iterator[None]:
+    """The plan's threads and precision on a kind of device, and back as it was."""
+    threads = torch.get_num_threads()
+    precision = _NOTHING if plan.precision is None or kind != "cuda" else float32_products(plan.precision)
+    try:
+        if plan.threads is not None and plan.threads != threads:
+            torch.set_num_threads(plan.threads)
+        with precision, _autocast(plan.autocast, kind):
+            yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+def _autocast(wanted: str | None, kind: str) -> AbstractContextManager[None]:
+    """The plan's autocast; where it asks for none, that of a caller is kept out."""
+    if wanted is not None:
+        return torch.autocast(kind, dtype=getattr(torch, wanted))
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
+
 
 log = logging.getLogger("veridical")
 

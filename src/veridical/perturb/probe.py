@@ -19,8 +19,7 @@ from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.models.context import Memo
 from veridical.models.output_heads import Response
-from veridical.models.predictor import check_finite, repeat_side, take_side
-from veridical.models.sessions import Session
+from veridical.models.predictor import Session, check_finite, repeat_side, take_side
 from veridical.perturb import subset_table
 from veridical.perturb.fills import Backgrounds, Fill
 from veridical.perturb.rules import MaskRule, is_signed, rows_of

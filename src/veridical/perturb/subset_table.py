@@ -15,8 +15,7 @@ from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.models.context import Memo
-from veridical.models.predictor import take_side
-from veridical.models.sessions import Session
+from veridical.models.predictor import Session, take_side
 from veridical.perturb.fills import (
     Backgrounds,
     Blur,

@@ -17,7 +17,7 @@ from veridical.explainers import Explainer
 from veridical.explainers.controls import Random
 from veridical.explainers.gradients import Gradient
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
-from veridical.models.predictor import Plan
+from veridical.models.plan import Plan
 from veridical.testing.tasks import MODALITIES, tiny_task
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores

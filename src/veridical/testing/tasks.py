@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import unknown_name
-from veridical.models.predictor import Plan
+from veridical.models.plan import Plan
 from veridical.perturb.fills import Token
 from veridical.values.space import Space
 from veridical.values.task import Task
