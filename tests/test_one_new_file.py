@@ -73,7 +73,6 @@ EVERYTHING = (
     "tests/test_battery.py",
     "tests/docs/test_cards.py",
     "tests/study/test_golden.py",
-    "tests/metrics/test_operations.py",
     "tests/explainers/test_every.py",
     "tests/report/test_parts.py",
 )
