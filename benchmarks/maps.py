@@ -39,7 +39,7 @@ def chosen(task: vd.Task) -> list[AnyMetric]:
     """Every metric of the three kinds that the issue is about maps, not about models."""
     kinds = {"complexity", "localisation", "axiomatic"}
     made = [registry.make(name, **FEW.get(name, {})) for name in registry]
-    return [m for m in made if m.category in kinds and m.why_not(task) is None]
+    return [m for m in made if m.category in kinds and m.inapplicable_reason(task) is None]
 
 
 def rows(samples: int, side: int, device: str) -> Iterator[dict[str, Any]]:

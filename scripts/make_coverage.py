@@ -35,7 +35,7 @@ def reasons() -> dict[str, dict[str, str | None]]:
     for name in (*CONVOLUTIONAL, *OTHERS, *HUGGING_FACE):
         task = made(name)  # one after the other: a library may change its classes when it makes the next
         for explainer in chosen:
-            out[explainer][name] = registry.make(explainer).why_not(task)
+            out[explainer][name] = registry.make(explainer).inapplicable_reason(task)
     return out
 
 

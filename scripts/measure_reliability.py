@@ -63,7 +63,7 @@ def groups(task: vd.Task, wanted: list[str] | None) -> list[list[str]]:
     made = {n: metrics.make(n) for n in metrics if not wanted or n in wanted}
     together: dict[str, list[str]] = {}
     for name, metric in made.items():
-        if metric.why_not(task) is None:
+        if metric.inapplicable_reason(task) is None:
             # what fine-tunes a copy of the model should hold up nobody
             dear = isinstance(metric, ExplainerMetric) or name.startswith("ffid")
             together.setdefault(name if dear else metric.category, []).append(name)

@@ -36,7 +36,11 @@ def test_everything_applies_somewhere() -> None:
     for table in (explainers, metrics):
         for name in set(table) - needs_a_package:
             thing = table.make(name)
-            kinds = [kind for kind in testing.MODALITIES if thing.why_not(testing.tiny_task(kind)) is None]
+            kinds = [
+                kind
+                for kind in testing.MODALITIES
+                if thing.inapplicable_reason(testing.tiny_task(kind)) is None
+            ]
             assert kinds, f"{name} applies to none of the tiny tasks"
 
 

@@ -114,7 +114,7 @@ def make_bench(name: str, samples: int, seed: int, explainers: Any = (), device:
     cheats = red_team(task)
     chosen: dict[str, Explainer] = {who: as_explainer(who) for who in METHODS}
     chosen |= {who: cheats[who] for who in CHEATS if who in cheats} | labelled(explainers, as_explainer)
-    rivals = {who: method for who, method in chosen.items() if method.why_not(task) is None}
+    rivals = {who: method for who, method in chosen.items() if method.inapplicable_reason(task) is None}
     others = {who: own for who, method in rivals.items() if (own := _tried(method, task, key)) is not None}
     if answer is None:
         truth, best = None, as_explanation(reference_for(task), task, seed)

@@ -49,7 +49,7 @@ def described(task: str, samples: int, label: str, metric: AnyMetric, reason: st
 
 def measured(bench: Bench, label: str, metric: AnyMetric, size: Size, steady: bool) -> tuple[Row, float]:
     """A row of the atlas, and the seconds that one score of a sample took; what fails is a reason."""
-    row = described(bench.name, len(bench.task), label, metric, metric.why_not(bench.task))
+    row = described(bench.name, len(bench.task), label, metric, metric.inapplicable_reason(bench.task))
     if row["reason"]:
         return row, float("nan")
     try:

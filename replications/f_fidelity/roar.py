@@ -186,8 +186,8 @@ class ROAR(ExplainerMetric):
     def better(self) -> Direction:
         return Direction.HIGHER if self.sign == "plus" else Direction.LOWER
 
-    def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or why_no_finetuning(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return super().inapplicable_reason(task) or why_no_finetuning(task)
 
     def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         judged, truth = with_reference_targets(task, self.reference)

@@ -110,7 +110,9 @@ def explainers(task: vd.Task) -> dict[str, Explainer]:
     members: dict[str, Explainer] = {"level": Level(), "output": Output()}
     for name, settings in METHODS:
         explainer = vd.api.as_explainer(name, **settings)
-        if explainer.why_not(task) is None and (name != "occlusion" or task.space.n_features <= FEW_FEATURES):
+        if explainer.inapplicable_reason(task) is None and (
+            name != "occlusion" or task.space.n_features <= FEW_FEATURES
+        ):
             members[name] = explainer
     return members
 

@@ -38,7 +38,7 @@ def audit(family: str, seed: int, samples: int, effort: str = "quick") -> dict[s
     start = time.time()
     task = worlds.make(family, seed, samples)
     honest = {name: as_explainer(name) for name in worlds.GOOD}
-    members = {name: who for name, who in honest.items() if who.why_not(task) is None}
+    members = {name: who for name, who in honest.items() if who.inapplicable_reason(task) is None}
     plan = replace(EFFORTS[effort], samples=samples, **WITHOUT_DESCRIPTION)
     found = vd.audit(
         task, explainers=members | red_team(task), effort=plan, seed=seed, concepts=(), progress=False

@@ -77,7 +77,7 @@ def setup_for(entry: AnyMetric | Explainer) -> str | None:
     """The first task that the entry works on; None if it works on none of them."""
     if entry.name in SPECIAL:
         return SPECIAL[entry.name]
-    return next((setup for setup in SETUPS if entry.why_not(run(setup)[0]["task"]) is None), None)
+    return next((setup for setup in SETUPS if entry.inapplicable_reason(run(setup)[0]["task"]) is None), None)
 
 
 def runnable(name: str) -> bool:

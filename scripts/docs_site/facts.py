@@ -88,7 +88,7 @@ def cost_line(cost: vd.models.Cost, samples: int) -> str:
 def metric_cost(name: str) -> str:
     """Rows per sample on 8 x 8 digits; metrics that explain again are given the plain gradient."""
     metric, task = metrics.make(name), sample_task()
-    if metric.why_not(task) is not None:
+    if metric.inapplicable_reason(task) is not None:
         return "not measured on digits"
     subject: Any = "gradient" if isinstance(metric, ExplainerMetric) else vd.explain("gradient", task)
     return cost_line(vd.score(metric, task, subject).cost, len(task))
@@ -97,7 +97,7 @@ def metric_cost(name: str) -> str:
 @functools.cache
 def explainer_cost(name: str) -> str:
     explainer, task = explainers.make(name), sample_task()
-    if explainer.why_not(task) is not None:
+    if explainer.inapplicable_reason(task) is not None:
         return "not measured on digits"
     return cost_line(vd.explain(explainer, task).cost, len(task))
 

@@ -282,7 +282,7 @@ def test_registered_methods_give_the_perturbed_copy_the_same_maps(name):
     perturbed_copy = task.with_module(perturbed_copy_of(task, 0)).changed(alone=True)
     for who in registry:
         method = as_explainer(who)
-        if method.why_not(task) is not None or (who in ROUNDING and name.startswith("known/")):
+        if method.inapplicable_reason(task) is not None or (who in ROUNDING and name.startswith("known/")):
             continue
         maps: list[Explanation] = [method(one, Key(0)) for one in (task, perturbed_copy)]
         r = float(agreement(maps[0].values, maps[1].values, maps[0].valid).median())

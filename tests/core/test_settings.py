@@ -22,7 +22,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 import veridical
 import veridical as vd
 from veridical.core.allowed import LARGE, LARGEST, MANY, Between, Count, Index, Value, Within
-from veridical.core.settings import Settings, holds_code, why_not
+from veridical.core.settings import Settings, holds_code, mismatch
 from veridical.errors import InputError, MemoryLimitError
 from veridical.explainers.base import registry as explainers
 from veridical.explainers.transforms import Transform
@@ -146,7 +146,7 @@ def test_every_number_declares_its_bounds_and_keeps_them(cls: type, name: str, d
                 refused(cls, name, declared, value)
     field = next(field for field in dataclasses.fields(cls) if field.name == name)
     if field.default is not dataclasses.MISSING:
-        assert why_not(field.default, declared) is None
+        assert mismatch(field.default, declared) is None
 
 
 def outside(kind: type, bound: Within) -> list[Any]:
@@ -155,7 +155,7 @@ def outside(kind: type, bound: Within) -> list[Any]:
 
 
 def refused(cls: Any, name: str, declared: Any, value: Any) -> None:
-    assert why_not(value, declared) is not None
+    assert mismatch(value, declared) is not None
     with pytest.raises(InputError):
         cls(**{**next((given for base, given in NEEDED.items() if issubclass(cls, base)), {}), name: value})
 
@@ -196,16 +196,16 @@ def test_the_form_of_a_refusal() -> None:
 
 def test_what_counts_as_a_number() -> None:
     for good in (1, MANY, np.int8(3)):
-        assert why_not(good, Count) is None
+        assert mismatch(good, Count) is None
     for bad in (0, MANY + 1, 1.0, True, np.bool_(True), "1", None, math.nan, 2**70):
-        assert why_not(bad, Count) == "a whole number from 1 to 10000000"
-    assert why_not(LARGEST, Index) is None
-    assert why_not(LARGEST + 1, Index) is not None
+        assert mismatch(bad, Count) == "a whole number from 1 to 10000000"
+    assert mismatch(LARGEST, Index) is None
+    assert mismatch(LARGEST + 1, Index) is not None
     for good in (0.5, np.float32(0.25)):
-        assert why_not(good, Between) is None
-    assert why_not(-LARGE, Value) is None
-    assert why_not(np.inf, Value) is not None
-    assert why_not(None, Count | None) is None
+        assert mismatch(good, Between) is None
+    assert mismatch(-LARGE, Value) is None
+    assert mismatch(np.inf, Value) is not None
+    assert mismatch(None, Count | None) is None
 
 
 def test_a_class_of_somebody_else_need_not_declare_bounds() -> None:

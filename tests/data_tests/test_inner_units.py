@@ -331,7 +331,7 @@ def test_explainers(name):
     worked = []
     for kind, task in TASKS.items():
         maker = explainers.make(name)
-        if maker.why_not(task) is not None:
+        if maker.inapplicable_reason(task) is not None:
             with pytest.raises(VeridicalError):
                 vd.explain(name, task)
             continue
@@ -354,7 +354,7 @@ def test_metrics(name):
         if isinstance(metric, ExplainerMetric) and name.startswith("gef") and kind != "channels":
             continue  # GEF on prompts has tests of its own
         judged = "occlusion" if isinstance(metric, ExplainerMetric) else vd.explain("occlusion", task)
-        if metric.why_not(task) is not None:
+        if metric.inapplicable_reason(task) is not None:
             with pytest.raises(VeridicalError):
                 vd.score(metric, task, judged)
             continue

@@ -98,7 +98,7 @@ def test_other_models_are_refused():
     with pytest.raises(NotApplicableError, match="no attention weights"):
         AttentionRollout()(text)
     assert "this task is table" in (
-        GradientXAttention().why_not(Task(nn.Linear(3, 2), torch.rand(2, 3))) or ""
+        GradientXAttention().inapplicable_reason(Task(nn.Linear(3, 2), torch.rand(2, 3))) or ""
     )
     with pytest.raises(InputError):
         AttentionRollout("middle")

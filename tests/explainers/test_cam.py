@@ -472,7 +472,7 @@ def test_a_random_model_is_not_taken_for_one_that_cannot_be_traced() -> None:
         def head(self, a: Tensor) -> Tensor:
             return super().head(F.dropout(a, 0.5, training=True))
 
-    assert registry.make("gradcam").why_not(image_task(seeded(Random()))) is None
+    assert registry.make("gradcam").inapplicable_reason(image_task(seeded(Random()))) is None
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -615,12 +615,12 @@ def test_tokens_before_the_patches_are_left_out(how: tuple[int, int], name: str)
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("how", [(0, 1), (1, 1), (1, 0, 4)], ids=["behind", "both", "registers"])
 def test_tokens_behind_the_patches_or_many_are_refused(how: tuple[int, ...], name: str) -> None:
-    assert len(str(registry.make(name).why_not(task_of(*how)))) > 60
+    assert len(str(registry.make(name).inapplicable_reason(task_of(*how)))) > 60
 
 
 def test_places_before_rows_are_refused_where_they_cannot_be_told() -> None:
     task, plain = task_of(1, rows_first=False), task_of(1)
     torch.testing.assert_close(task.outputs, plain.outputs)
-    assert "places before rows" in str(registry.make("gradcam").why_not(task))
+    assert "places before rows" in str(registry.make("gradcam").inapplicable_reason(task))
     rollout = registry.make("attention_rollout")
     torch.testing.assert_close(rollout(task).values, rollout(plain).values)

@@ -76,7 +76,7 @@ def test_every_cell_is_a_map_or_a_reason(architecture: str) -> None:
     expected = refused(architecture) | ({"exact_shapley"} if task.space.n_features > 12 else set())
     for name in NAMES:
         explainer = registry.make(name, **FEW.get(name, {}))
-        reason = explainer.why_not(task)
+        reason = explainer.inapplicable_reason(task)
         assert (reason is not None) == (name in expected), f"{name}: {reason}"
         if reason is not None:
             assert len(reason) > 30

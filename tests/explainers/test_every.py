@@ -56,7 +56,7 @@ FEW: dict[str, dict[str, int]] = {
 
 def made(name: str, task: vd.Task) -> vd.Explainer:
     explainer = registry.make(name, **FEW.get(name, {}))
-    assert explainer.why_not(task) is None
+    assert explainer.inapplicable_reason(task) is None
     return explainer
 
 

@@ -162,7 +162,7 @@ def test_agrees_with_captum_where_that_applies(ours, rule):
 
 def test_plain_functions_and_models_without_gradients_are_refused():
     for model in (lambda x: x[:, :2] * 2, lambda x: np.asarray(x)[:, :2]):
-        assert LrpEpsilon().why_not(Task(model, torch.rand(2, 4))) is not None
+        assert LrpEpsilon().inapplicable_reason(Task(model, torch.rand(2, 4))) is not None
 
 
 def test_binary_heads_explain_the_side_that_was_asked_for():

@@ -125,7 +125,7 @@ def test_a_gate_by_a_sigmoid_comes_before_one_by_bounds() -> None:
 
 def test_two_that_are_bounded_are_refused() -> None:
     task = task_of(Gated(GATES["relu6"], F.relu6), draw(4, 2, 6, 6))
-    assert "product of two activations" in str(registry.make("lrp").why_not(task))
+    assert "product of two activations" in str(registry.make("lrp").inapplicable_reason(task))
 
 
 @pytest.mark.parametrize("name", NAMES)

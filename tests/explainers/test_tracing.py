@@ -226,7 +226,7 @@ def test_rows_behind_time_on_one_axis_are_refused(name: str) -> None:
     assert explainer(task).provenance["completeness"]["largest_residual"] < 1e-9
     behind = vd.Task(seeded(TimeFirst(False)).eval(), rows, train=reference)
     torch.testing.assert_close(behind.outputs, task.outputs)
-    assert "lay rows first" in str(explainer.why_not(behind))
+    assert "lay rows first" in str(explainer.inapplicable_reason(behind))
 
 
 class MaskedMean(nn.Module):

@@ -102,25 +102,25 @@ def test_between_the_limits_scores_are_flagged() -> None:
         return HeldOutCheck(rows, agreement, maps, before, after)
 
     assert check().flags == check(maps=None).flags == ()
-    assert check().why_not is None
+    assert check().inapplicable_reason is None
     (flag,) = check(agreement=FLAGGED - 0.01).flags
     assert "89% of 60 whole held-out inputs" in flag
-    assert check(agreement=REFUSED).why_not is None
-    assert check(agreement=REFUSED - 0.01).why_not
-    assert check(agreement=float("nan")).why_not
+    assert check(agreement=REFUSED).inapplicable_reason is None
+    assert check(agreement=REFUSED - 0.01).inapplicable_reason
+    assert check(agreement=float("nan")).inapplicable_reason
     (flag,) = check(after=0.93).flags
     assert "7 points of accuracy" in flag
-    assert check(after=0.91).why_not is None
-    assert "18 points of accuracy" in (check(after=0.82).why_not or "")
-    assert check(after=0.82, rows=6).why_not is None  # of six rows one, which chance may do
-    assert check(after=0.5, rows=6).why_not
+    assert check(after=0.91).inapplicable_reason is None
+    assert "18 points of accuracy" in (check(after=0.82).inapplicable_reason or "")
+    assert check(after=0.82, rows=6).inapplicable_reason is None  # of six rows one, which chance may do
+    assert check(after=0.5, rows=6).inapplicable_reason
     assert check(before=0.8, after=0.9).flags == ()  # better is no loss
     (flag,) = check(rows=FEW_ROWS - 1).flags
     assert "too few" in flag
     (flag,) = check(maps=0.5).flags
     assert "reads inputs elsewhere" in flag
-    assert check(maps=MAPS_REFUSED).why_not is None
-    assert "saliency maps" in (check(maps=0.1).why_not or "")
+    assert check(maps=MAPS_REFUSED).inapplicable_reason is None
+    assert "saliency maps" in (check(maps=0.1).inapplicable_reason or "")
 
 
 def test_flags_reach_the_scores(task: vd.Task, tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_text_leaves_pads_alone_and_asks_for_the_features_of_padded_series(tmp_p
     series = testing.tiny_task("series")
     with pytest.raises(NotApplicableError, match="train_space"):
         finetune(series, cache=tmp_path)
-    assert "train_space" in (FFid().why_not(series) or "")
+    assert "train_space" in (FFid().inapplicable_reason(series) or "")
     space = vd.Space.steps((2, 10), lengths=torch.full((12,), 9))
     finetune(series, train_space=space, beta=0.2, **QUICK, cache=tmp_path)
 

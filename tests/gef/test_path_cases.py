@@ -172,10 +172,10 @@ def test_input_noise_needs_no_weights() -> None:
     metric = FastGEF(perturb="input", draws=2, path=(0.1, 0.5, 1.0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert metric.why_not(task) is None
+        assert metric.inapplicable_reason(task) is None
         scores = vd.score(metric, task, "occlusion")
     assert len(scores) == 8
-    assert FastGEF().why_not(task) is not None
+    assert FastGEF().inapplicable_reason(task) is not None
 
 
 def test_unknown_words_for_noise_are_refused() -> None:

@@ -84,7 +84,7 @@ def test_tree_shap_is_exact_and_keeps_its_law(package: str, kind: str) -> None:
     task = vd.Task(fitted(package, NUMBERS, truth, kind == "amount"), NUMBERS[:6], train=NUMBERS)
     if (package, kind) == ("catboost", "three"):
         # shap ends the whole process there
-        assert "several classes as if they" in str(TreeShap().why_not(task))
+        assert "several classes as if they" in str(TreeShap().inapplicable_reason(task))
         return
     assert "tree_shap" in vd.explainers.applicable(task)
     found, exact = vd.explain("tree_shap", task), vd.explain("exact_shapley", task)

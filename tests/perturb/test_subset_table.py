@@ -154,7 +154,9 @@ def test_on_eight_columns_whoever_asks_by_masks_asks_each_once() -> None:
     black_boxes, memo = [], Memo()
     for name in explainer_registry:
         made = explainer_registry.make(name)
-        foreign = "gradient" in made.needs or made.why_not(task) is not None or name == "partition_shap"
+        foreign = (
+            "gradient" in made.needs or made.inapplicable_reason(task) is not None or name == "partition_shap"
+        )
         if not foreign and name not in NOT_BY_MASKS:
             black_boxes.append(made(task, memo=memo))
     metrics = [name for name in metric_registry if isinstance(metric_registry.make(name), Metric)]
@@ -165,7 +167,7 @@ def test_on_eight_columns_whoever_asks_by_masks_asks_each_once() -> None:
         "qge:infidelity",
     ]
     judging = [m for m in metrics if m not in NOT_BY_MASKS and not m.startswith("ffid")]
-    judging = [m for m in judging if metric_registry.make(m).why_not(task) is None]
+    judging = [m for m in judging if metric_registry.make(m).inapplicable_reason(task) is None]
     for metric in judging:
         for e in black_boxes[: 3 if metric in ("rfid_plus", "pixel_flipping") else 1]:
             metric_registry.make(metric)(task, e, memo=memo)  # type: ignore[operator]

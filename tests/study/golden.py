@@ -54,7 +54,7 @@ def entries(task: vd.Task) -> list[tuple[str, str]]:
     for kind, registry in (("explainer", explainer_registry), ("metric", metric_registry)):
         for name in registry:
             ours = registry.maker(name).__module__.startswith("veridical.")
-            if ours and name not in LEFT_OUT and registry.make(name).why_not(task) is None:
+            if ours and name not in LEFT_OUT and registry.make(name).inapplicable_reason(task) is None:
                 found.append((kind, name))
     return found
 

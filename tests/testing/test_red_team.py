@@ -44,7 +44,9 @@ def test_who_can_exist_where(kind: str) -> None:
     assert ("class_template" in team) == (kind != "text")
     assert ("class_average" in team) == (kind in ("image", "table"))  # others have places of their own
     assert set(red_team(tiny_task(kind))) & LEARNT == set()
-    assert "labelled reference rows" in str(RedTeamMember(cheat="sceptic").why_not(tiny_task(kind)))
+    assert "labelled reference rows" in str(
+        RedTeamMember(cheat="sceptic").inapplicable_reason(tiny_task(kind))
+    )
 
 
 @pytest.mark.parametrize("kind", MODALITIES)
@@ -58,7 +60,7 @@ def test_they_keep_the_promises_of_explainers(cheat: str, kind: str) -> None:
 @pytest.mark.parametrize("cheat", sorted(LEARNT | {"class_template"}))
 def test_learnt_cheats_do_not_depend_on_the_batch(cheat: str, kind: str) -> None:
     task = labelled(kind)
-    if RedTeamMember(cheat=cheat).why_not(task) is None:
+    if RedTeamMember(cheat=cheat).inapplicable_reason(task) is None:
         whole = maps(cheat, task)
         assert whole.isfinite().all()
         assert whole.abs().sum() > 0

@@ -74,12 +74,12 @@ class LLMx(Explainer):
             "tokenizer": None if self.tokenizer is None else type(self.tokenizer).__qualname__,
         }
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         if len(self.labels) != task.n_outputs and task.modality == "text":
             return f"it has {len(self.labels)} labels and the model {task.n_outputs} classes"
         if self.tokenizer is None and task.space.names is None and task.modality == "text":
             return "it needs the classifier's tokenizer, or names for the tokens: Space.tokens(names=...)"
-        return super().why_not(task)
+        return super().inapplicable_reason(task)
 
     def prompts(self, task: Task, key: Key = Key(0)) -> list[str]:  # noqa: B008 (frozen)
         """What is asked about each sample of a task, perturbed or not."""

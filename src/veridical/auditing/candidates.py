@@ -75,7 +75,9 @@ def choose_explainers(
     skipped: dict[str, str] = {}
     rivals = labelled(CONTROLS if controls is None else controls, as_explainer)
     if controls is None:
-        rivals = {name: control for name, control in rivals.items() if control.why_not(task) is None}
+        rivals = {
+            name: control for name, control in rivals.items() if control.inapplicable_reason(task) is None
+        }
     if given is not None:
         named = labelled(given, as_explainer)
         for explainer in (*named.values(), *rivals.values()):
@@ -88,7 +90,7 @@ def choose_explainers(
             explainer = explainer_registry.make(name)
             if explainer.control:
                 continue
-            reason = explainer.why_not(task)
+            reason = explainer.inapplicable_reason(task)
             if reason is None and not effort.variants and name not in FAMILIES:
                 reason = "a variant of others; it joins at effort 'thorough' or when named"
             if reason is None:
@@ -191,7 +193,7 @@ def choose_metrics(
     refused: dict[str, str] = {}
 
     def applying(metrics: Mapping[str, Any], of: Callable[[Any], AnyMetric] = lambda held: held) -> Any:
-        reasons = {label: of(held).why_not(task) for label, held in metrics.items()}
+        reasons = {label: of(held).inapplicable_reason(task) for label, held in metrics.items()}
         refused.update({label: why for label, why in reasons.items() if why is not None})
         return {label: held for label, held in metrics.items() if reasons[label] is None}
 
@@ -256,7 +258,7 @@ def finetuned_model(
                 seed=seed,
                 progress=progress,
             )
-            reason = made.held_out.why_not
+            reason = made.held_out.inapplicable_reason
             if reason is None:
                 shares = (0.0, BETA / 2, BETA)
                 table = robustness_table(

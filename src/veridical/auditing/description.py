@@ -94,7 +94,7 @@ def beside(elimination: Elimination, best: str, seed: int) -> tuple[Test, ...]:
     metrics = {label: elimination.panel.removal[label] for label in elimination.admissible_labels}
     rules, found = elimination.rules(), []
     for name, explainer in rivals.items():
-        if explainer.why_not(task) is not None:
+        if explainer.inapplicable_reason(task) is not None:
             continue
         job = Job(best, explainer, metrics, task, task, f"beside: {name}")
         done = elimination.jobs.do([job], f"beside: {name}")

@@ -290,7 +290,7 @@ def _rightly(elimination: Elimination, made: Explanation) -> bool:
     rows, others = same_target(task)
     for name in YARDSTICKS:
         yardstick = as_explainer(name)
-        if yardstick.why_not(task) is None:
+        if yardstick.inapplicable_reason(task) is None:
             if name not in elimination.yardsticks:
                 elimination.yardsticks[name] = yardstick(task, Key(elimination.jobs.seed))
             if rightly_alike(made, elimination.yardsticks[name], rows, others):

@@ -77,12 +77,12 @@ def run(
         finetuned, table = finetuned_model(task, train, checks, plan, seed, progress, notes)
         panel = choose_metrics(task, plan, finetuned, wanted, metrics)
     with clock("randomisation"):
-        copies, why_not = None, "it was not asked for"
+        copies, why = None, "it was not asked for"
         if "randomisation" in wanted:
-            copies, why_not = other_models(task, seed) if others is None else (given_models(task, others), "")
-    absent = {} if copies is not None else {"randomisation": why_not}
-    if copies is not None and why_not:
-        notes.append(f"The model randomisation test takes noisy copies of the model: {why_not}.")
+            copies, why = other_models(task, seed) if others is None else (given_models(task, others), "")
+    absent = {} if copies is not None else {"randomisation": why}
+    if copies is not None and why:
+        notes.append(f"The model randomisation test takes noisy copies of the model: {why}.")
     jobs = JobRunner(seed, folder, task.content_hash() if folder is not None else "", executor, progress)
     with clock("elimination"):
         elimination = Elimination(

@@ -116,13 +116,13 @@ def _distrust(verdict: Verdict) -> Iterator[str]:
     by_reason: dict[str, list[str]] = {}
     for place in verdict.ranking:
         if not place.trusted:
-            by_reason.setdefault(why_not(place), []).append(place.explainer)
+            by_reason.setdefault(reason_of(place), []).append(place.explainer)
     for reason, names in by_reason.items():
         opening = "Not decided for" if reason == NO_BUDGET else "Do not trust"
         yield f"{opening} {joined(names)}: {reason}."
 
 
-def why_not(place: Place) -> str:
+def reason_of(place: Place) -> str:
     """Why a method is not trusted, by the first criterion it fails."""
     if not place.samples:
         return place.dropped or "it has no map"

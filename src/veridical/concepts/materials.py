@@ -19,7 +19,7 @@ from veridical.concepts.methods.base import needed
 from veridical.concepts.methods.craft import CRAFT
 from veridical.concepts.methods.mcd import HUMCD
 from veridical.concepts.splitting import Split, Tap, split
-from veridical.core.settings import why_not
+from veridical.core.settings import mismatch
 from veridical.errors import InputError, NotApplicableError, ShapeError, missing_extra, unknown_name
 from veridical.values.task import Task
 
@@ -218,7 +218,7 @@ def entries(given: Any) -> dict[str, Entry]:
         return {str(label): _entry(item) for label, item in given.items()}
     if isinstance(given, str | Entry):
         given = [given]
-    elif why_not(given, Sequence[Any]) is not None:
+    elif mismatch(given, Sequence[Any]) is not None:
         raise InputError(f"concepts are several methods, names or concepts, got {given!r:.80}")
     items: Sequence[Any] = list(given)
     made = [_entry(item) for item in items]

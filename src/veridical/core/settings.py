@@ -31,14 +31,14 @@ from veridical.errors import InputError, VeridicalError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def why_not(value: Any, declared: Any) -> str | None:
+def mismatch(value: Any, declared: Any) -> str | None:
     """What a value should have been, where it is not what was declared; None if it is."""
     origin, inner = get_origin(declared), get_args(declared)
     if declared is Any:
         return None
     if origin is Annotated:
         bounds = [bound for bound in inner[1:] if isinstance(bound, Within)]
-        reason = why_not(value, inner[0])
+        reason = mismatch(value, inner[0])
         if reason is None and all(value in bound for bound in bounds):
             return None
         return " ".join([_WORDS.get(inner[0], reason or ""), *map(str, bounds)])
@@ -50,18 +50,18 @@ def why_not(value: Any, declared: Any) -> str | None:
             return None
         reasons = []
         for one in inner:
-            reason = why_not(value, one)
+            reason = mismatch(value, one)
             if reason is None:
                 return None
             reasons.append(reason)
         return " or ".join(dict.fromkeys(reasons))
     if origin is tuple and inner[-1] is Ellipsis:
-        fits = isinstance(value, tuple | list) and all(why_not(one, inner[0]) is None for one in value)
-        return None if fits else f"a tuple, and each part of it {why_not(None, inner[0]) or 'anything'}"
+        fits = isinstance(value, tuple | list) and all(mismatch(one, inner[0]) is None for one in value)
+        return None if fits else f"a tuple, and each part of it {mismatch(None, inner[0]) or 'anything'}"
     if origin is Sequence:
         if _each(value, inner[0]):
             return None
-        return f"several, and each {why_not(None, inner[0]) or 'anything'}"
+        return f"several, and each {mismatch(None, inner[0]) or 'anything'}"
     if declared in _FITS:
         return None if _FITS[declared](value) else _WORDS[declared]
     if declared in (None, NoneType):
@@ -77,7 +77,7 @@ def _each(value: Any, declared: Any) -> bool:
     if isinstance(value, str | bytes | Mapping | Set) or not hasattr(value, "__len__"):
         return False
     try:
-        return all(why_not(one, declared) is None for one in value)
+        return all(mismatch(one, declared) is None for one in value)
     except TypeError:  # an array of no dimension has a length it cannot tell
         return False
 
@@ -133,7 +133,7 @@ def check_settings(settings: Any) -> None:
             # numpy's narrow integers would overflow where Python's do not
             value = value.item()
             object.__setattr__(settings, name, value)
-        reason = why_not(value, declared)
+        reason = mismatch(value, declared)
         if reason is not None:
             raise InputError(f"{type(settings).__name__}: {name} is {reason}, got {value!r:.80}")
 
@@ -154,7 +154,7 @@ def checked(function: F) -> F:
         for name, value in signature.bind(*args, **named).arguments.items():
             kind = signature.parameters[name].kind
             if name in declared() and kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY):
-                reason = why_not(value, declared()[name])
+                reason = mismatch(value, declared()[name])
                 if reason is not None:
                     raise InputError(f"{who}: {name} is {reason}, got {value!r:.80}")
         return function(*args, **named)

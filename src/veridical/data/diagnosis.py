@@ -64,7 +64,7 @@ def diagnose(task: Task) -> Diagnosis:
     pace = _seconds_per_row(task)
     for name in explainers:
         made = explainers.make(name)
-        reason = made.why_not(task)
+        reason = made.inapplicable_reason(task)
         if reason is None:
             try:
                 rows[name] = _rows(made, task, pace)
@@ -76,7 +76,7 @@ def diagnose(task: Task) -> Diagnosis:
     until = time.monotonic() + METRIC_SECONDS
     for name in metrics:
         metric = metrics.make(name)
-        reason = metric.why_not(task)
+        reason = metric.inapplicable_reason(task)
         if reason is None:
             scoring[name] = scoring_rows(metric, task) if time.monotonic() < until else None
         else:
@@ -217,8 +217,8 @@ def estimate(task: Task, explainers: Iterable[str], *, perturbed_models: int = 0
         )
     for name in names:
         made = explainers_by_name.make(name)
-        if made.why_not(task) is not None:
-            notes.append(f"{name} does not apply: {made.why_not(task)}")
+        if made.inapplicable_reason(task) is not None:
+            notes.append(f"{name} does not apply: {made.inapplicable_reason(task)}")
         elif "gradient" in made.needs:
             cost = made._declared(task)
             forward += cost.forward * (1 + perturbed_models)

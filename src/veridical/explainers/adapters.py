@@ -423,7 +423,7 @@ class BoundExplainer(Explainer):
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "version": self.version, "settings": "as its maker set it up"}
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         if task.side:
             return "it asks the model about rows alone, and this task has side inputs"
         if task.reference is not task:
@@ -431,7 +431,7 @@ class BoundExplainer(Explainer):
                 "it is bound to its own model and does not move with the task's; give "
                 "vd.explainers.from_shap a function (predict, background) -> explainer instead"
             )
-        return super().why_not(task)
+        return super().inapplicable_reason(task)
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         with torch.enable_grad(), seeded_torch(context.key), seeded_numpy(context.key):

@@ -78,8 +78,8 @@ class _AttentionExplainer(Explainer):
         if self.reading not in get_args(Reading):
             raise InputError(f"reading is one of {', '.join(get_args(Reading))}; got {self.reading!r}")
 
-    def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        reason = super().inapplicable_reason(task)
         if reason is not None:
             return reason
         if not task.predictor.differentiable and not asks_prompts(task):

@@ -102,7 +102,7 @@ class Explainer(Settings):
         """The maps of a task that fits one chunk."""
         raise NotApplicableError(f"explainer '{self.name}' does not say how it attributes")
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         """Why this explainer cannot work on the task, or None if it can."""
         if task.members is not None and not self.control:
             return "the samples of this task are classes, which have no input to explain"
@@ -219,7 +219,7 @@ class Explainer(Settings):
 
     def check(self, task: Task) -> None:
         """Raise, naming the explainers that do apply, if this one does not."""
-        reason = self.why_not(task)
+        reason = self.inapplicable_reason(task)
         if reason is not None:
             raise NotApplicableError(
                 f"explainer '{self.name}' does not apply here: {reason}. "
@@ -250,7 +250,7 @@ def register(cls: type[Explainer]) -> type[Explainer]:
 
 def applicable(task: Task) -> list[str]:
     """The names of all registered explainers that work on this task."""
-    return [name for name in registry if registry.make(name).why_not(task) is None]
+    return [name for name in registry if registry.make(name).inapplicable_reason(task) is None]
 
 
 def as_explainer(explainer: Any, **settings: Any) -> Explainer:

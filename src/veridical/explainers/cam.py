@@ -46,8 +46,8 @@ class Cam(Explainer):
     modalities: ClassVar[frozenset[str]] = frozenset({"image", "series"})
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "convolution"})
 
-    def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        reason = super().inapplicable_reason(task)
         if reason is not None:
             return reason
         if task.modality == "series" and task.space.valid is not None:
@@ -289,8 +289,8 @@ class GuidedGradCam(Explainer):
     modalities: ClassVar[frozenset[str]] = frozenset({"image", "series"})
     needs: ClassVar[frozenset[str]] = frozenset({"gradient", "convolution"})
 
-    def why_not(self, task: Task) -> str | None:
-        return GradCam(self.layer).why_not(task) or GuidedBackprop().why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return GradCam(self.layer).inapplicable_reason(task) or GuidedBackprop().inapplicable_reason(task)
 
     def _stated(self, task: Task) -> dict[str, Any]:
         return GradCam(self.layer)._stated(task)

@@ -85,8 +85,8 @@ class Sobel(Explainer):
     modalities: ClassVar[frozenset[str]] = frozenset({"image", "series"})
     control: ClassVar[bool] = True
 
-    def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        reason = super().inapplicable_reason(task)
         if reason is None and not task.inputs.is_floating_point():
             return f"inputs are {task.inputs.dtype}; pass inputs.float()"
         return reason

@@ -131,8 +131,8 @@ class DeepLift(_FromBaselines):
     def _declared(self, task: Task) -> Cost:
         return Cost(2 * len(task) if task.at_embeddings().side else len(task) + 1, len(task))
 
-    def why_not(self, task: Task) -> str | None:
-        return no_baseline(task, self.baseline) or super().why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return no_baseline(task, self.baseline) or super().inapplicable_reason(task)
 
     def starts(self, task: Task, key: Key) -> Tensor:
         return baseline_row(task, self.baseline)

@@ -242,8 +242,8 @@ class IntegratedGradients(Explainer):
     def rows_per_sample(self, task: Task) -> int:
         return self.steps
 
-    def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or no_baseline(task, self.baseline)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return super().inapplicable_reason(task) or no_baseline(task, self.baseline)
 
     def _expected_sum(self, task: Task, key: Key) -> Tensor:
         return difference_from_baselines(task, lambda at: baseline_row(at, self.baseline))
@@ -386,8 +386,8 @@ class Smoothing(Explainer):
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
 
-    def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or no_noise_on_units(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return super().inapplicable_reason(task) or no_noise_on_units(task)
 
     @property
     def _rows_each(self) -> int:

@@ -65,11 +65,11 @@ class ExactShapley(SharesOut):
     summary: ClassVar[str] = "Shapley values from all subsets of up to 12 features"
     paper: ClassVar[str] = "Shapley 1953; Lundberg and Lee 2017"
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         most = int(task.space.counts(len(task)).max())
         if most > FEW:
             return f"it asks all 2^D subsets of up to {FEW} features, this task has {most}; use kernel_shap"
-        return super().why_not(task)
+        return super().inapplicable_reason(task)
 
     def rows_per_sample(self, task: Task) -> int:
         return 2 ** int(task.space.counts(len(task)).max())

@@ -163,8 +163,8 @@ class Transform(Explainer):
     def attribute(self, task: Task, context: Context) -> Tensor:
         return self(task, context.key, context.memo).values
 
-    def why_not(self, task: Task) -> str | None:
-        return self.explainer.why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return self.explainer.inapplicable_reason(task)
 
     def rows_per_sample(self, task: Task) -> int:
         return self.explainer.rows_per_sample(task)
@@ -279,10 +279,10 @@ class OtherClass(Transform):
 
     kind: ClassVar[str] = "other_class"
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         if task.n_outputs < 2:
             return "the model has one output, and so no other class"
-        return super().why_not(task)
+        return super().inapplicable_reason(task)
 
     def __call__(
         self,

@@ -42,10 +42,10 @@ class TreeShap(Explainer):
     needs: ClassVar[frozenset[str]] = frozenset({"train"})
     completeness: ClassVar[str] = "values sum to the ensemble's own output less its mean over the background"
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         if importlib.util.find_spec("shap") is None:
             return str(missing_extra("shap", "shap"))
-        reason = super().why_not(task)
+        reason = super().inapplicable_reason(task)
         if reason is not None:
             return reason
         if task.space.kind != "column" or not _all_numbers(task):

@@ -64,7 +64,7 @@ class HeldOutCheck:
     accuracy: float
 
     @property
-    def why_not(self) -> str | None:
+    def inapplicable_reason(self) -> str | None:
         """Why the fine-tuned model may not stand in for the original, or None if it may."""
         reason = None
         if not self.agreement >= REFUSED:
@@ -217,7 +217,7 @@ class Finetuned(Settings):
 
     def evaluator(self, task: Task) -> Task:
         """The task on the fine-tuned model, if its check on held-out rows allows it."""
-        reason = self.held_out.why_not
+        reason = self.held_out.inapplicable_reason
         if reason is not None:
             raise NotApplicableError(f"{reason} ({Path(self.path).name})")
         return self.on(task)
@@ -318,7 +318,7 @@ def _map_agreement(task: Task, tuned: Task, rows: Rows, index: Tensor) -> float 
     """The mean rank correlation of both models' saliency maps for the same outputs."""
     few = rows.task(task, index)
     method = registry.make(EXPLAINER)
-    if method.why_not(few) is not None or few.space.n_features < 2:
+    if method.inapplicable_reason(few) is not None or few.space.n_features < 2:
         return None
     try:
         before = as_explanation(method, few)

@@ -88,10 +88,10 @@ class Fidelity(RankingMetric):
         """How many rows the model is asked: samples x sizes x draws (x repeats of the fill)."""
         return evaluations(task, self.sizes, self.removal["draws"], (self.sign,))
 
-    def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        reason = super().inapplicable_reason(task)
         if reason is None and self.finetuned is not None:
-            reason = self.finetuned.held_out.why_not
+            reason = self.finetuned.held_out.inapplicable_reason
         return reason
 
     def artefact(self, task: Task) -> Finetuned | None:
@@ -268,8 +268,10 @@ class FFid(RFid):
     def removal(self) -> Mapping[str, Any]:
         return {**super().removal, "beta": self.beta}
 
-    def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or (why_no_finetuning(task) if self.finetuned is None else None)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return super().inapplicable_reason(task) or (
+            why_no_finetuning(task) if self.finetuned is None else None
+        )
 
     def artefact(self, task: Task) -> Finetuned:
         """The fine-tuned model: the given one, or one made (or found) with the default settings."""

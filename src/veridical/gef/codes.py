@@ -125,14 +125,14 @@ class LayerCodes(Explainer):
         own = {name: getattr(self, name) for name in ("layer", "end", "axis", "pool")}
         return {"name": self.name, "version": self.version, **about, **own}
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         if not task.predictor.differentiable:
             return "the model is not a torch module, so it has no layers to read"
         try:
             _layer(task.predictor.model, self.layer)
         except InputError as error:
             return str(error)
-        return super().why_not(task)
+        return super().inapplicable_reason(task)
 
     def _space_of(self, task: Task) -> Space:
         return Space.concepts(self.n_codes).to(task.device)

@@ -113,9 +113,9 @@ class GEF(ExplainerMetric):
                 "same_direction scales one draw over the levels; 'reference' draws anew at each step"
             )
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         if self.perturb == "weights":
-            return super().why_not(task)
+            return super().inapplicable_reason(task)
         if task.members is not None:
             return "noise on inputs does not reach the picture of a class; use perturb='weights'"
         if not task.inputs.is_floating_point() and embedding_layer(task.predictor.model) is None:

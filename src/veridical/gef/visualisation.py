@@ -214,7 +214,7 @@ class FeatureVisualisation(Explainer):
     stochastic: ClassVar[bool] = True
     _one_key: ClassVar[bool] = True
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         if task.members is None:
             return (
                 "it pictures classes, not inputs; give it vd.gef.class_task(task), or call vd.gef.visualise"

@@ -303,4 +303,4 @@ def _scores(
 
 
 def _inapplicable_reason(metric: AnyMetric, task: Task) -> str:
-    return metric.why_not(task) or ("" if isinstance(metric, Metric) else METHOD)
+    return metric.inapplicable_reason(task) or ("" if isinstance(metric, Metric) else METHOD)

@@ -38,11 +38,11 @@ class Step(NamedTuple):
 
 def reference_for(task: Task) -> str:
     """The reference method: exact Shapley values where all subsets can be asked, else occlusion."""
-    if explainer_registry.make("exact_shapley").why_not(task) is None:
+    if explainer_registry.make("exact_shapley").inapplicable_reason(task) is None:
         most = int(task.space.counts(len(task)).max())
         if most <= FEW_WITH_MANY_ROWS or task.fill.repeats_on(task) == 1:
             return "exact_shapley"
-    reason = explainer_registry.make("occlusion").why_not(task)
+    reason = explainer_registry.make("occlusion").inapplicable_reason(task)
     if reason is not None:
         raise NotApplicableError(f"damage needs maps to be planted on; name reference=...: {reason}")
     return "occlusion"

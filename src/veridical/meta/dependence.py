@@ -152,7 +152,7 @@ class Altered(StandIn):
 
 FACTS = frozenset(
     """
-    name needs modalities stochastic control rows_per_sample why_not check to_json
+    name needs modalities stochastic control rows_per_sample inapplicable_reason check to_json
     _one_key _draws_on _space_of _prepared
     """.split()
 )

@@ -65,7 +65,7 @@ class AnyMetric(Settings):
         """Which way is better with these settings; `direction` is that of the defaults."""
         return self.direction
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         """Why this metric cannot work on the task, or None if it can."""
         if task.members is not None and not self.takes_classes:
             return "the samples of this task are classes, which have no input to ask the model about"
@@ -85,7 +85,7 @@ class AnyMetric(Settings):
 
     def check(self, task: Task) -> None:
         """Raise, naming the metrics that do apply, if this one does not."""
-        reason = self.why_not(task)
+        reason = self.inapplicable_reason(task)
         if reason is not None:
             raise NotApplicableError(
                 f"metric '{self.name}' does not apply here: {reason}. These do: {', '.join(applicable(task))}"
@@ -295,4 +295,4 @@ def register(cls: type[Any]) -> type[Any]:
 
 def applicable(task: Task) -> list[str]:
     """The names of all registered metrics that work on this task."""
-    return [name for name in registry if registry.make(name).why_not(task) is None]
+    return [name for name in registry if registry.make(name).inapplicable_reason(task) is None]

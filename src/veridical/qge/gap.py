@@ -67,8 +67,8 @@ class Relative(AnyMetric):
     def paper(self) -> str:  # type: ignore[override]
         return f"Eiras-Franco et al. 2025; of {self.metric.paper}"
 
-    def why_not(self, task: Task) -> str | None:
-        return self.metric.why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return self.metric.inapplicable_reason(task)
 
     def own_key(self, key: Key) -> Key:
         """The key the inner metric would get if it were asked alone, so that it meets the same draws."""

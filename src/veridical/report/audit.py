@@ -8,7 +8,7 @@ from typing import Any
 
 from veridical.auditing import Audit
 from veridical.auditing.evidence import ALPHA, Grid
-from veridical.auditing.sentences import in_words, why_not
+from veridical.auditing.sentences import in_words, reason_of
 from veridical.auditing.verdict import Place
 from veridical.core.files import write_file
 from veridical.functional.significance import win_units
@@ -166,7 +166,7 @@ def _place(place: Place, colour: str) -> dict[str, Any]:
         "trusted": place.trusted,
         "word": place.status,
         "status": colour,
-        "why": "" if place.control or place.trusted else why_not(place),
+        "why": "" if place.control or place.trusted else reason_of(place),
     }
 
 

@@ -407,10 +407,10 @@ def _skipped(
     """What does not apply to a task is no failure of a cell: it is known before, and said."""
     found = []
     for who, explainer in explainers.items():
-        if (reason := explainer.why_not(task)) is not None:
+        if (reason := explainer.inapplicable_reason(task)) is not None:
             found.append({"task": label, "explainer": who, "metric": "", "reason": reason})
     for what, metric in metrics.items():
-        if (reason := metric.why_not(task)) is not None:
+        if (reason := metric.inapplicable_reason(task)) is not None:
             found.append({"task": label, "explainer": "", "metric": what, "reason": reason})
     return found
 

@@ -43,7 +43,7 @@ def check_metric(metric: AnyMetric, modality: str | None = None) -> list[str]:
 
 def _over(modality: str | None, thing: Any, promises: Callable[[Any, str], None]) -> list[str]:
     kinds = MODALITIES if modality is None else (modality,)
-    checked = [kind for kind in kinds if thing.why_not(tiny_task(kind)) is None]
+    checked = [kind for kind in kinds if thing.inapplicable_reason(tiny_task(kind)) is None]
     _settings_survive(thing)
     for kind in checked:
         try:

@@ -234,7 +234,7 @@ def weights_digest(task: Task) -> str:
 def _true(task: Task, key: Key) -> Tensor:
     """The cheapest method that is right on simple models."""
     quick = as_explainer("input_x_gradient")
-    explainer = quick if quick.why_not(task) is None else as_explainer("occlusion")
+    explainer = quick if quick.inapplicable_reason(task) is None else as_explainer("occlusion")
     return explainer.maps(task, Context(key)).double()
 
 
@@ -326,8 +326,8 @@ class RedTeamMember(Explainer):
     def summary(self) -> str:  # type: ignore[override]
         return (CHEATS[self.cheat].__doc__ or "").split("\n")[0]
 
-    def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        reason = super().inapplicable_reason(task)
         if reason is not None:
             return reason
         tokens = is_tokens(task)
@@ -336,7 +336,7 @@ class RedTeamMember(Explainer):
         if self.cheat == "class_template" and tokens:
             return "the places of words say nothing of a class; naive_bayes counts the words"
         if self.cheat == "backdoor":
-            honest = as_explainer("integrated_gradients").why_not(task)
+            honest = as_explainer("integrated_gradients").inapplicable_reason(task)
             if honest is not None:
                 return honest
         if self.cheat == "other_class" and task.n_outputs == 1:
@@ -344,7 +344,7 @@ class RedTeamMember(Explainer):
         if self.cheat in ("class_average", "noisy_class_average"):
             if tokens or task.space.per_sample or task.space.valid is not None:
                 return "features of one sample are not those of another, so no mean map can be taken"
-            honest = as_explainer("input_x_gradient").why_not(task)
+            honest = as_explainer("input_x_gradient").inapplicable_reason(task)
             return "it needs reference rows; give the task train=..." if task.train is None else honest
         learns = self.cheat in LABELLED or (self.cheat == "input_copy" and tokens)
         if learns and (task.train is None or task.train_labels is None):
@@ -366,4 +366,4 @@ def red_team(task: Task) -> dict[str, Explainer]:
     """
     team = {name: RedTeamMember(cheat=name) for name in CHEATS}
     team["backdoor"] = RedTeamMember(cheat="backdoor", weights=weights_digest(task))
-    return {name: member for name, member in team.items() if member.why_not(task) is None}
+    return {name: member for name, member in team.items() if member.inapplicable_reason(task) is None}

@@ -348,8 +348,8 @@ class TracingExplainer(Explainer):
     def check_run(self, tracer: Tracer) -> None:
         """Look at a first run, and raise if the method has nothing to do here."""
 
-    def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        reason = super().inapplicable_reason(task)
         if reason is not None:
             return reason
         at = self.traced_task(task.at_embeddings())

@@ -75,8 +75,8 @@ class InputInvariance(ExplainerMetric):
     paper: ClassVar[str] = "Kindermans et al. 2019"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
 
-    def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or why_no_noise(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return super().inapplicable_reason(task) or why_no_noise(task)
 
     def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         start = movable(task)

@@ -111,8 +111,8 @@ class Infidelity(Metric):
         if self.perturbation == "noise" and self.units == "contribution":
             raise InputError("a contribution predicts removals, not noise; use units='gradient'")
 
-    def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        reason = super().inapplicable_reason(task)
         if reason is None and self.perturbation == "noise" and task.modality == "units":
             return "a unit is on or off and takes no noise; use perturbation='removal'"
         by_value = self.perturbation == "noise" or self.units == "gradient"

@@ -54,10 +54,10 @@ class Road(RankingMetric):
     def better(self) -> Direction:
         return Direction.LOWER if self.order == "morf" else Direction.HIGHER
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         if task.head == "regression" and self.response == "prediction":
             return "a regression predicts no class; use response='logit'"
-        return super().why_not(task)
+        return super().inapplicable_reason(task)
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         share = numbers_on(task.device, self.shares)

@@ -43,8 +43,8 @@ class LayerRandomisation(ExplainerMetric):
     direction: ClassVar[Direction] = Direction.LOWER
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "weights"})
 
-    def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or why_not_similar(self.similarity, task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return super().inapplicable_reason(task) or why_not_similar(self.similarity, task)
 
     def mapping(self, explainer: Explainer, explain: Explain, task: Task, key: Key) -> Explain:
         """How a task is mapped under whatever weights it has: `mapping(task, key of its own)` is (N, V)."""

@@ -62,10 +62,10 @@ class RandomLogit(ExplainerMetric):
         """Both maps inverted, the correlation of their ranks is the same."""
         return self.similarity == "spearman" and not self.absolute
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         if task.n_outputs <= self.draws:
             return f"it explains {self.draws} other outputs and the model has {task.n_outputs} in all"
-        return super().why_not(task) or why_not_similar(self.similarity, task)
+        return super().inapplicable_reason(task) or why_not_similar(self.similarity, task)
 
     def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         others = other_targets(task, context.key / "outputs", self.draws)

@@ -35,8 +35,8 @@ class SmoothMprt(LayerRandomisation):
     misleads: ClassVar[str] = "as MPRT, less its reward for noisy maps; it judges the averaged method"
     paper: ClassVar[str] = "Hedström et al. 2024; GEF eq. 31"
 
-    def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or why_no_noise(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return super().inapplicable_reason(task) or why_no_noise(task)
 
     def mapping(self, explainer: Explainer, explain: Explain, task: Task, key: Key) -> Explain:
         def smooth(other: Task, own: Key) -> Tensor:

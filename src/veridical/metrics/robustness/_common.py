@@ -36,10 +36,10 @@ class NeighbourMetric(ExplainerMetric):
     normalise: bool = True
     """Whether maps are divided by their root mean square before they are compared."""
 
-    def why_not(self, task: Task) -> str | None:
+    def inapplicable_reason(self, task: Task) -> str | None:
         if self.in_ranges and task.train is None:
             return "in_ranges takes each element's range from reference rows; give the task train=..."
-        return super().why_not(task) or why_no_noise(task)
+        return super().inapplicable_reason(task) or why_no_noise(task)
 
     def neighbours(self, task: Task, key: Key, which: range) -> Task:
         """The movable task at some neighbours, one copy of all samples after the other; 0 is itself."""

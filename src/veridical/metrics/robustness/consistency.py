@@ -62,8 +62,8 @@ class Consistency(ExplainerMetric):
     paper: ClassVar[str] = "Dasgupta et al. 2022"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "train"})
 
-    def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or why_no_references(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return super().inapplicable_reason(task) or why_no_references(task)
 
     def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         beside = explained_beside(task, explainer, self.reference_rows, context)

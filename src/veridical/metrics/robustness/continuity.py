@@ -50,8 +50,8 @@ class Continuity(ExplainerMetric):
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})
     needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
 
-    def why_not(self, task: Task) -> str | None:
-        reason = super().why_not(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        reason = super().inapplicable_reason(task)
         if reason is not None:
             return reason
         width = task.inputs.shape[-1]

@@ -30,8 +30,8 @@ class RelativeRepresentationStability(RelativeStability):
     paper: ClassVar[str] = "Agarwal et al. 2022; GEF eq. 28"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "layer"})
 
-    def why_not(self, task: Task) -> str | None:
-        return super().why_not(task) or why_no_layer(task, self.layer)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return super().inapplicable_reason(task) or why_no_layer(task, self.layer)
 
     def reading(self, task: Task, clean: bool) -> tuple[Tensor, Tensor]:
         return representations(task, self.layer)
