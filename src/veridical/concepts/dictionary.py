@@ -62,8 +62,11 @@ class Dictionary:
         return codes.to(self.decoder) @ self.decoder + self.decoder_bias
 
     def activate(self, before: Tensor) -> Tensor:
-        """TopK keeps the largest `active` (and only what is positive), AbsTopK those of the largest size with
-        their sign, ReLU what is positive (tanh_relu its tanh), JumpReLU what exceeds the threshold too."""
+        """Activations (..., atoms) of what the encoder computed before its nonlinearity.
+
+        TopK keeps the largest `active` (and only what is positive), AbsTopK those of the largest size with
+        their sign, ReLU what is positive (tanh_relu its tanh), JumpReLU what exceeds the threshold too.
+        """
         if self.activation == "jumprelu" and self.threshold is not None:
             return before.clamp(min=0) * (before > self.threshold)
         if self.activation == "tanh_relu":

@@ -245,7 +245,7 @@ def read_examples(data: Any, labels: str | None = None, reference: bool = False)
 
     Returns
     -------
-    Examples
+    found : Examples
         The rows as they were found, and the arrays beside them.
 
     Raises

@@ -1,5 +1,8 @@
-"""What should be known beside any score of a prompt: is the answer in the model's memory, does it matter how
-a unit is switched off, do two units say the same, and does a random span of the same length do as much?"""
+"""What should be known beside any score of a prompt.
+
+Is the answer in the model's memory, does it matter how
+a unit is switched off, do two units say the same, and does a random span of the same length do as much?
+"""
 
 from __future__ import annotations
 

@@ -321,6 +321,7 @@ def summarised(
     rows: int,
     notes: Mapping[str, Any],
 ) -> RankingStudy:
+    """The study that these falls of each sample, size and ratio add up to."""
     falls: dict[str, dict[str, Tensor]] = {}
     resolvable: dict[str, dict[str, bool]] = {}
     for name, found in per_sample.items():

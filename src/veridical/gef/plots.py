@@ -89,6 +89,7 @@ def plot_responses(responses: Sequence[Response], ax: Axes | None = None, sample
 
 
 def named(scores: Mapping[str, Scores] | Scores) -> dict[str, Scores]:
+    """Scores by method, of one or of several methods."""
     if isinstance(scores, Scores):
         return {scores.explainer or "explanation": scores}
     if not scores:

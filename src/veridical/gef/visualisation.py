@@ -64,7 +64,6 @@ class Visualisation:
 
     def plot(self, names: Sequence[str] | None = None, columns: int = 5) -> Figure:
         """All images in a grid, each with its class and the model's probability for it."""
-
         across = min(columns, len(self))
         down = -(-len(self) // across)
         figure, grid = pyplot().subplots(

@@ -63,7 +63,6 @@ def area_chart(result: MetaEvaluation, metric: str, ax: Axes | None = None) -> A
 
 def area_charts(result: MetaEvaluation) -> Any:
     """One area chart per metric, one column per category (figure 7); gives the array of axes."""
-
     columns: dict[str, list[str]] = {}
     for label, table in result.scores.items():
         columns.setdefault(table.category or "own", []).append(label)

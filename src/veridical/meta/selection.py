@@ -124,6 +124,7 @@ def search_settings(
 
 
 def categories(result: MetaEvaluation) -> dict[str, list[str]]:
+    """The metrics of each category."""
     found: dict[str, list[str]] = {}
     for label, table in result.scores.items():
         found.setdefault(table.category, []).append(label)

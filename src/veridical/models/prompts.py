@@ -86,8 +86,10 @@ class PromptModel(nn.Module):
         return torch.stack([response, kept.to(response.dtype)], 1)
 
     def answers(self, gates: Tensor, side: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The response (rows,), the most probable token at each place of the answer (rows, places), and the
-        log-probability of the answer itself (rows,)."""
+        """The response (rows,), the most probable tokens, and the log-probability of the answer (rows,).
+
+        The most probable token is that at each place of the answer (rows, places).
+        """
         logits, against = self.both_logits(gates, side)
         response = own = _total(logits.log_softmax(-1), side["answer"], side["judged"])
         if against is not None:

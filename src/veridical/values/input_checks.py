@@ -52,6 +52,7 @@ def tensor_of(value: Any, what: str, codec: FrameCodec | None, may_miss: bool = 
 
 
 def as_tensor(value: Any, what: str = "it") -> Tensor:
+    """A plain tensor of numbers from what people have, or an error that says what is wrong."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_nested:
             raise InputError(f"{what} is a sparse or nested tensor; give a plain one, as to_dense() makes")
@@ -125,6 +126,7 @@ def home_of(model: Any, device: torch.device | str | None) -> tuple[torch.device
 
 
 def cast(rows: Tensor, place: torch.device, dtype: torch.dtype | None) -> Tensor:
+    """Rows on a device; floating-point ones in the model's dtype."""
     if rows.is_floating_point() and dtype is not None:
         return rows.to(device=place, dtype=dtype)
     return rows.to(place)
@@ -140,6 +142,7 @@ def behaves_otherwise(module: nn.Module) -> bool:
 
 
 def side_of(side: Any, rows: int | None, place: torch.device) -> Side:
+    """Side inputs as tensors on a device, one row for each sample."""
     if isinstance(side, Mapping):
         out: Side = {str(name): as_tensor(value, "side").to(place) for name, value in side.items()}
     else:
@@ -153,6 +156,7 @@ def side_of(side: Any, rows: int | None, place: torch.device) -> Side:
 
 
 def checked_space(space: Space, rows: Tensor) -> Space:
+    """The space, if it fits the rows."""
     if not isinstance(space, Space):
         raise InputError(f"space is a Space, such as Space.patches(shape, 4); got {space!r:.80}")
     if space.input_shape != tuple(rows.shape[1:]):
@@ -166,6 +170,7 @@ def checked_space(space: Space, rows: Tensor) -> Space:
 
 
 def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.device) -> Tensor:
+    """The names of samples as integers: row numbers unless given."""
     if ids is None:
         return torch.arange(rows, device=place)
     try:
@@ -213,6 +218,7 @@ def _plain_numbers(part: Tensor) -> Tensor:
 
 
 def labels_of(labels: Any, rows: int, place: torch.device, classes: Any = None) -> Tensor:
+    """True classes or values, one for each sample."""
     found = rows_of(class_numbers(labels, "labels", classes), "labels", rows, place)
     if found.is_floating_point() and bool(found.isnan().any()):
         raise InputError(f"labels are missing (NaN) in {int(found.isnan().sum())} samples; leave them out")
@@ -253,6 +259,7 @@ def masks_of(masks: Any, space: Space, rows: int, place: torch.device) -> Tensor
 
 
 def targets_of(targets: Any, rows: int, outputs: int, place: torch.device, classes: Any = None) -> Tensor:
+    """The explained output of each sample, as an index."""
     tensor = as_tensor(class_numbers(targets, "targets", classes), "targets")
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise InputError(f"targets are class indices (integers), got {tensor.dtype}")

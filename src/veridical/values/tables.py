@@ -198,11 +198,11 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text, with an apostrophe where it would begin a formula.
+    r"""The text, with an apostrophe where it would begin a formula.
 
     Spreadsheets skip white space and control characters in front, and read full-width signs as plain ones.
 
-    >>> quoted("=1+1"), quoted(" \\uff1dcmd"), quoted("fine")
+    >>> quoted("=1+1"), quoted(" \uff1dcmd"), quoted("fine")
     ("'=1+1", "' ＝cmd", 'fine')
     """
     bare = unicodedata.normalize("NFKC", text).lstrip("\ufeff\u200b\u200e\u200f" + _BLANKS)

@@ -4,7 +4,8 @@ Nothing is recorded beforehand, so the way that was really taken is traced: reus
 chosen by shapes or values, operations in place. A value that depends on the input is either *attributed*
 (what is passed back through it is the rule's) or *detached* (masks, detached values, what no rule covers).
 What reaches the output otherwise than by attributed values is refused by name, since a wrong rule gives a map
-that looks right."""
+that looks right.
+"""
 
 from __future__ import annotations
 
