@@ -51,6 +51,36 @@ def explain(
     Objects of other packages are taken as they are: captum's attributions, shap's and lime's explainers; so
     are finished maps (an array, a data frame with the task's columns, a `shap.Explanation`).
 
+    Parameters
+    ----------
+    explainer : str, Explainer, callable, or object
+        A name of `vd.list_explainers()`, an explainer, a function (model, inputs, targets) -> maps, an object
+        of another package, or finished maps.
+    task : Task
+        Model, inputs and the outputs to explain.
+    seed : int
+        Seed of all draws.
+    device : str or torch.device, optional
+        Where to compute; by default where the task lies.
+    cache : str or Path, optional
+        A folder that keeps explanations for later calls.
+    **settings
+        Settings of an explainer given by name or class.
+
+    Returns
+    -------
+    Explanation
+        One relevance for each sample and feature.
+
+    Raises
+    ------
+    NotApplicableError
+        Where the explainer cannot work on the task; it says why and names those that can.
+    InputError
+        Where maps contain NaN or do not fit the task.
+
+    Examples
+    --------
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.ones(2, 4))
     >>> vd.explain("gradient", task)
@@ -119,6 +149,37 @@ def score(
     `repeats` scores again with a metric's draws, the fill and the order of ties drawn anew, one at a time, so
     that `scores.variance()` tells what chance does; it costs up to 1 + 3 (repeats - 1) times as much.
 
+    Parameters
+    ----------
+    metric : str or Metric
+        A name of `vd.list_metrics()`, or a metric.
+    task : Task
+        Model, inputs and the outputs to explain.
+    explanation : Explanation, array, str, Explainer, or callable
+        Finished maps, or what makes them.
+    seed : int
+        Seed of all draws.
+    device : str or torch.device, optional
+        Where to compute; by default where the task lies.
+    cache : str or Path, optional
+        A folder that keeps explanations for later calls.
+    repeats : int
+        How often draws, fill and tie orders are drawn anew, one at a time.
+    **settings
+        Settings of a metric given by name or class.
+
+    Returns
+    -------
+    Scores
+        One value for each sample, with direction, flags, cost and provenance.
+
+    Raises
+    ------
+    NotApplicableError
+        Where the metric or explainer cannot work on the task; it says why.
+
+    Examples
+    --------
     >>> import veridical as vd
     >>> task = vd.Task(torch.nn.Linear(4, 3), torch.ones(2, 4))
     >>> vd.score("sparseness", task, torch.tensor([[0.0, 0.0, 0.0, 1.0]] * 2)).values
@@ -228,6 +289,30 @@ def evaluate(
     A cell that raises is kept with its traceback in `.failures` and announced; the others go on. Ctrl-C
     ends early and keeps what is finished. `progress` defaults to on when at a terminal. `repeats` as in
     `score`.
+
+    Parameters
+    ----------
+    task : Task
+        Model, inputs and the outputs to explain.
+    explainers : one, a list, or a mapping label -> explainer
+        What `explain` accepts.
+    metrics : one, a list, or a mapping label -> metric
+        What `score` accepts.
+    seed : int
+        Seed of all draws.
+    device : str or torch.device, optional
+        Where to compute; by default where the task lies.
+    progress : bool, optional
+        Whether to show a progress bar; by default at a terminal.
+    cache : str or Path, optional
+        A folder that keeps explanations for later calls.
+    repeats : int
+        As in `score`.
+
+    Returns
+    -------
+    Evaluation
+        The scores of every pair, the explanations, and what failed.
     """
     task = task if device is None else task.to(device)
     methods = labelled(explainers, as_explainer)
@@ -333,7 +418,23 @@ def _line(maker: Any) -> str:
 
 
 def register(cls: R) -> R:
-    """Make the user's own explainer or metric class known by its `name`, everywhere a name is accepted."""
+    """Make the user's own explainer or metric class known by its `name`, everywhere a name is accepted.
+
+    Parameters
+    ----------
+    cls : type
+        A subclass of `Explainer`, `Metric` or `ExplainerMetric` with a `name`.
+
+    Returns
+    -------
+    type
+        The same class, so that it can be used as a decorator.
+
+    Raises
+    ------
+    InputError
+        Where it is no such class.
+    """
     if isinstance(cls, type) and issubclass(cls, Explainer):
         explainer_registry.add(cls.name, cls)
     elif isinstance(cls, type) and issubclass(cls, AnyMetric):

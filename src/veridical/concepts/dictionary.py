@@ -231,6 +231,21 @@ def from_overcomplete(module: nn.Module) -> Dictionary:
     """Read a trained module of the package overcomplete: SAE, TopKSAE, BatchTopKSAE or JumpSAE.
 
     Its encoder must be one linear layer, with or without batch normalisation, which is folded into it.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The trained module, in evaluation mode.
+
+    Returns
+    -------
+    Dictionary
+        The same dictionary.
+
+    Raises
+    ------
+    NotApplicableError
+        Where the encoder cannot be read.
     """
     own: Any = module
     if own.training:

@@ -125,7 +125,26 @@ def bits(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
 def uniform(
     key: Key, ids: Tensor, draws: Tensor | int, size: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Draw from U[0, 1) with as many bits as the dtype holds (24 in float32), so 1 is never reached."""
+    """Draw from U[0, 1) with as many bits as the dtype holds (24 in float32), so 1 is never reached.
+
+    Parameters
+    ----------
+    key : Key
+        Seed and purpose of the draw.
+    ids : Tensor
+        Digests (N,) of the samples.
+    draws : Tensor or int
+        Numbers (K,) of the draws, or one.
+    size : int
+        How many elements a draw has.
+    dtype : torch.dtype
+        Precision of the numbers.
+
+    Returns
+    -------
+    Tensor
+        Numbers in [0, 1): (N, K, size), or (N, size) of one draw.
+    """
     kept = 1 - round(math.log2(torch.finfo(dtype).eps))
     return _shift(bits(key, ids, draws, size), 64 - kept).to(dtype) * 2.0**-kept
 
@@ -136,6 +155,24 @@ def normal(
     """Draw from N(0, 1) by Box and Muller, computed in float64.
 
     The i-th number does not depend on how many are drawn, so padding behind a sample changes nothing.
+
+    Parameters
+    ----------
+    key : Key
+        Seed and purpose of the draw.
+    ids : Tensor
+        Digests (N,) of the samples.
+    draws : Tensor or int
+        Numbers (K,) of the draws, or one.
+    size : int
+        How many elements a draw has.
+    dtype : torch.dtype
+        Precision of the numbers.
+
+    Returns
+    -------
+    Tensor
+        Normal numbers: (N, K, size), or (N, size) of one draw.
     """
     pair = uniform(key, ids, draws, 2 * size, torch.float64).unflatten(-1, (size, 2))
     radius = torch.sqrt(-2.0 * torch.log1p(-pair[..., 0]))
@@ -143,7 +180,26 @@ def normal(
 
 
 def integers(key: Key, ids: Tensor, draws: Tensor | int, size: int, below: int | Tensor) -> Tensor:
-    """Draw integers uniform on {0, ..., below - 1}; `below` may differ between samples."""
+    """Draw integers uniform on {0, ..., below - 1}; `below` may differ between samples.
+
+    Parameters
+    ----------
+    key : Key
+        Seed and purpose of the draw.
+    ids : Tensor
+        Digests (N,) of the samples.
+    draws : Tensor or int
+        Numbers (K,) of the draws, or one.
+    size : int
+        How many elements a draw has.
+    below : int or Tensor
+        Numbers lie below it.
+
+    Returns
+    -------
+    Tensor
+        Integers: (N, K, size), or (N, size) of one draw.
+    """
     share = uniform(key, ids, draws, size, torch.float64)
     return (share * below).floor().to(torch.int64)
 
@@ -153,6 +209,24 @@ def permutation(key: Key, ids: Tensor, draws: Tensor | int, size: int, valid: Te
 
     The first k entries are a uniform subset of size k, so one permutation a (sample, draw) serves all
     sizes, and the subsets of one draw are nested.
+
+    Parameters
+    ----------
+    key : Key
+        Seed and purpose of the draw.
+    ids : Tensor
+        Digests (N,) of the samples.
+    draws : Tensor or int
+        Numbers (K,) of the draws, or one.
+    size : int
+        How many elements a draw has.
+    valid : Tensor, optional
+        Which elements (N, size) exist; the others come last.
+
+    Returns
+    -------
+    Tensor
+        Permutations of 0 to size - 1.
     """
     return torch.argsort(_priorities(key, ids, draws, size, valid), dim=-1, stable=True)
 
@@ -185,7 +259,22 @@ def content_ids(x: Tensor) -> Tensor:
 
 
 def parameter_noise(key: Key, name: str, shape: torch.Size) -> Tensor:
-    """Draw N(0, 1) for one parameter on the CPU, keyed by its name, whatever device it lives on."""
+    """Draw N(0, 1) for one parameter on the CPU, keyed by its name, whatever device it lives on.
+
+    Parameters
+    ----------
+    key : Key
+        Seed and purpose of the draw.
+    name : str
+        Name of the parameter.
+    shape : torch.Size
+        Shape of the parameter.
+
+    Returns
+    -------
+    Tensor
+        Standard normal numbers of this shape, the same on every device.
+    """
     drawn = torch.empty(shape)
     draw_noise(key, [(name, drawn)])
     return drawn

@@ -111,6 +111,20 @@ def has_spread(x: Tensor, where: Tensor | None = None) -> Tensor:
     True where `max - min > 16 * eps * max|x|` over the valid entries (eps of float64). Constant rows, rows
     with fewer than two valid entries, and rows with a NaN among them are without spread.
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Truth values (...).
+
+    Examples
+    --------
     >>> has_spread(torch.tensor([[1.0, 2.0, 3.0], [0.1, 0.1, 0.1]])).tolist()
     [True, False]
     """

@@ -63,6 +63,20 @@ def average_ranks(x: Tensor, where: Tensor | None = None) -> Tensor:
     `rank(x_i) = #{j: x_j < x_i} + (#{j: x_j = x_i} + 1) / 2` over the valid entries j.
     Masked entries get NaN; a NaN among the valid entries makes its whole row NaN, since it has no place.
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Ranks (..., D) in float64.
+
+    Examples
+    --------
     >>> average_ranks(torch.tensor([10.0, 30.0, 10.0, 20.0])).tolist()
     [1.5, 4.0, 1.5, 3.0]
     """
@@ -93,6 +107,18 @@ def positions(order: Tensor) -> Tensor:
 
     `positions(order)[order[i]] = i`, for each row.
 
+    Parameters
+    ----------
+    order : Tensor
+        Permutations (..., D) of 0 to D - 1.
+
+    Returns
+    -------
+    Tensor
+        The inverse permutations (..., D).
+
+    Examples
+    --------
     >>> positions(torch.tensor([2, 0, 1])).tolist()
     [1, 2, 0]
     """
@@ -112,6 +138,22 @@ def pearson(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
     `r = sum (x - mean x)(y - mean y) / sqrt(sum (x - mean x)^2 sum (y - mean y)^2)`; NaN where a row has no
     spread (see `has_spread`).
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    y : Tensor
+        Rows of the same length, broadcast against `x`.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Correlations (...) in [-1, 1], or NaN.
+
+    Examples
+    --------
     >>> pearson(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2.0, 4.0, 8.0])).item()
     1.0
     """
@@ -133,6 +175,22 @@ def spearman(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
 
     NaN where a row has no spread (see `has_spread`).
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    y : Tensor
+        Rows of the same length, broadcast against `x`.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Correlations (...) in [-1, 1], or NaN.
+
+    Examples
+    --------
     >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 10.0, 5.0])).item()
     0.5
     """
@@ -150,6 +208,24 @@ def partial_rank_correlation(x: Tensor, y: Tensor, given: Tensor, where: Tensor 
     `(r_xy - r_xg r_yg) / sqrt((1 - r_xg^2)(1 - r_yg^2))` with Spearman's r. NaN where one of the three has no
     spread, or where `x` or `y` is a monotone function of `given`, so that nothing of it is left.
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    y : Tensor
+        Rows of the same length.
+    given : Tensor
+        Rows whose share in both is taken out.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Correlations (...) in [-1, 1], or NaN.
+
+    Examples
+    --------
     >>> x, y, level = torch.tensor([[1.0, 2.0, 4.0, 3.0], [2.0, 1.0, 4.0, 3.0], [1.0, 2.0, 3.0, 4.0]])
     >>> round(partial_rank_correlation(x, y, level).item(), 6)
     0.666667
@@ -205,6 +281,20 @@ def _over_whole(x: Tensor) -> Tensor:
 def centred_ranks(x: Tensor, where: Tensor | None = None) -> Tensor:
     """Ranks less their mean, 0 at masked entries: rows ready for `cosine`, whose result is Spearman's.
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Ranks less their mean (..., D).
+
+    Examples
+    --------
     >>> centred_ranks(torch.tensor([10.0, 30.0, 10.0, 20.0])).tolist()
     [-1.0, 1.5, -1.0, 0.5]
     """
@@ -219,6 +309,20 @@ def cosine(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
 
     Of rows less their means it is their correlation: `cosine(centred_ranks(x), centred_ranks(y))` is
     `spearman(x, y)`, for a row that is ranked once and compared often.
+
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    y : Tensor
+        Rows of the same length.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Cosines (...) in [-1, 1], or NaN.
     """
     if where is None and x.dim() and y.dim() and x.shape[-1] == y.shape[-1]:
         return _cosine(as_double(x, "x"), as_double(y, "y"))
@@ -256,6 +360,22 @@ def kendall_tau_b(x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
     `tau_b = (C - D) / sqrt((n0 - n_x)(n0 - n_y))`: concordant less discordant pairs, over all `n0 = n(n-1)/2`
     pairs without those tied in x, and without those tied in y. NaN where a row has no spread.
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    y : Tensor
+        Rows of the same length, broadcast against `x`.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Correlations (...) in [-1, 1], or NaN.
+
+    Examples
+    --------
     >>> kendall_tau_b(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 4.0, 2.0, 3.0])).item()
     0.3333333333333333
     """

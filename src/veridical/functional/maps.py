@@ -18,6 +18,20 @@ def rms_normalise(e: Tensor, where: Tensor | None = None) -> Tensor:
     `e / sqrt(mean(e^2))` over the valid entries. A map of zeros stays a map of zeros, and masked entries come
     back as zero.
 
+    Parameters
+    ----------
+    e : Tensor
+        Maps (..., D).
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Maps (..., D) with a root mean square of 1.
+
+    Examples
+    --------
     >>> rms_normalise(torch.tensor([[3.0, -3.0], [0.0, 0.0]])).tolist()
     [[1.0, -1.0], [0.0, 0.0]]
     """
@@ -41,6 +55,22 @@ def _over_rms(e: Tensor) -> Tensor:
 def euclidean(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor:
     """Measure the straight distance between rows: `sqrt(sum (a - b)^2)` over the valid entries.
 
+    Parameters
+    ----------
+    a : Tensor
+        Rows (..., D).
+    b : Tensor
+        Rows of the same length.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Distances (...).
+
+    Examples
+    --------
     >>> euclidean(torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0])).item()
     5.0
     """
@@ -58,6 +88,22 @@ def cosine_distance(a: Tensor, b: Tensor, where: Tensor | None = None) -> Tensor
 
     `1 - a.b / (|a||b|)`; 1 if exactly one of the vectors is zero, 0 if both are.
 
+    Parameters
+    ----------
+    a : Tensor
+        Rows (..., D).
+    b : Tensor
+        Rows of the same length.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Distances (...) in [0, 2].
+
+    Examples
+    --------
     >>> cosine_distance(torch.tensor([1.0, 0.0]), torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])).tolist()
     [0.0, 1.0, 1.0]
     """
@@ -91,6 +137,20 @@ def gini(x: Tensor, where: Tensor | None = None) -> Tensor:
     `sum_i (2i - D - 1) |x|_(i) / (D sum |x|)`, |x| ascending, i = 1..D (Hurley & Rickard 2009; Chalasani et
     al. 2020; MetaQuantus eq. 22 divided by D sum|x|, not by D(D-1) sum|x|). NaN for a map of zeros.
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Coefficients (...) in [0, 1), or NaN.
+
+    Examples
+    --------
     >>> gini(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, -5.0]])).tolist()
     [0.0, 0.75]
     """
@@ -112,6 +172,20 @@ def entropy(x: Tensor, where: Tensor | None = None) -> Tensor:
     `-sum p log p` with the fractional contribution `p = |x| / sum |x|` (Bhatt et al. 2020). NaN for a map of
     zeros.
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Entropies (...) in nats, or NaN.
+
+    Examples
+    --------
     >>> entropy(torch.tensor([[1.0, -1.0], [0.0, 3.0]])).tolist()
     [0.6931471805599453, 0.0]
     """
@@ -127,6 +201,22 @@ def histogram_entropy(x: Tensor, bins: int = 100, where: Tensor | None = None) -
     `-sum_b p_b log p_b` with p_b the share of entries in bin b of `bins` equal bins from the row's own
     minimum to its own maximum, the last bin closed. 0 for a constant row; NaN for a row with no valid entry.
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    bins : int
+        How many bins.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Entropies (...) in nats, or NaN.
+
+    Examples
+    --------
     >>> histogram_entropy(torch.tensor([0.0, 0.0, 1.0, 1.0]), bins=10).item()
     0.6931471805599453
     """
@@ -174,6 +264,32 @@ def ssim(
     less the smallest value of each pair of images together. Two images that are one and the same constant
     score 1. Windows that touch a masked pixel are left out; NaN if none remains.
 
+    Parameters
+    ----------
+    a : Tensor
+        Images (..., H, W).
+    b : Tensor
+        Images of the same shape.
+    where : Tensor, optional
+        Boolean mask of the pixels that count.
+    window : {"uniform", "gaussian"}
+        How pixels of a window are weighted.
+    size : int, optional
+        Width of a window in pixels; by default 7 or 11.
+    sigma : float
+        Standard deviation of the Gaussian window.
+    data_range : float, optional
+        The range R of the values; by default that of each pair of images.
+    sample_covariance : bool
+        Whether (co)variances are divided by one less than the pixels of a window.
+
+    Returns
+    -------
+    Tensor
+        Similarities (...), at most 1, or NaN.
+
+    Examples
+    --------
     >>> image = torch.arange(64.0).reshape(8, 8)
     >>> ssim(image, image).item()
     1.0

@@ -40,6 +40,22 @@ def round_to_grid(
     Integers are exact already and are only converted; masked entries come back as NaN and do not set the
     scale, nor do infinities.
 
+    Parameters
+    ----------
+    responses : Tensor
+        Rows (..., D).
+    like : Tensor, dtype or "tf32", optional
+        The precision the model computed in, if not that of `responses`.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Responses (..., D) in float64.
+
+    Examples
+    --------
     >>> noisy = torch.tensor([1.0, 0.5 + 1e-7, 0.5 - 1e-7])
     >>> round_to_grid(noisy).tolist()
     [1.0, 0.5, 0.5]
@@ -66,6 +82,22 @@ def area_under_curve(y: Tensor, x: Tensor | None = None, where: Tensor | None = 
     dropped and their neighbours joined, as if the row had been written without them (so, without `x`, the
     neighbours are still one apart). NaN with fewer than two points.
 
+    Parameters
+    ----------
+    y : Tensor
+        Values (..., D) of the curve.
+    x : Tensor, optional
+        Where they lie, ascending.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Areas (...), or NaN.
+
+    Examples
+    --------
     >>> area_under_curve(torch.tensor([0.0, 1.0, 1.0])).item()
     1.5
     >>> area_under_curve(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0.0, 0.5, 1.0])).item()

@@ -33,6 +33,26 @@ def best_probability(
     where the covariance is diagonal shrink by `t^2 / (t^2 + variance)` each. Methods that never differ share
     their probability. NaN with fewer than two methods or samples: one candidate has no rival.
 
+    Parameters
+    ----------
+    units : Tensor
+        Mean units (E, N) of each method in each sample.
+    groups : sequence of sequences of int, optional
+        Methods whose chances are added up; by default each alone.
+    scale : float
+        Scale of the half-Cauchy prior of differences.
+    draws : int
+        Seeded draws of the contrasts.
+    seed : int
+        Seed of the draws.
+
+    Returns
+    -------
+    Tensor
+        A probability for each method or group.
+
+    Examples
+    --------
     >>> alike = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(1, 32)
     >>> best_probability(alike).tolist()
     [0.5, 0.5]
@@ -125,6 +145,26 @@ def leading_group(
     tested at `level / looks`, so that a race may look `looks` times. Those that tie for the worst leave
     together. NaN counts as a tie.
 
+    Parameters
+    ----------
+    units : Tensor
+        Units (E, E, N): what each method wins against each other one in each sample.
+    level : float
+        Level of the tests.
+    looks : int
+        How many times this is called as samples grow; the level is divided by it.
+    permutations : int
+        Permutations of each test.
+    seed : int
+        Seed of the permutations.
+
+    Returns
+    -------
+    LeadingGroup
+        The methods that stayed, and the tests in order.
+
+    Examples
+    --------
     >>> units = torch.full((2, 2, 40), 0.5)
     >>> units[0, 1], units[1, 0] = 1.0, 0.0
     >>> leading_group(units).kept
@@ -156,7 +196,18 @@ def leading_group(
 
 
 def mean_units(units: Tensor) -> Tensor:
-    """Each method's mean over the others (E, N) of its units against them (E, E, N)."""
+    """Each method's mean over the others (E, N) of its units against them (E, E, N).
+
+    Parameters
+    ----------
+    units : Tensor
+        Units (E, E, N).
+
+    Returns
+    -------
+    Tensor
+        Mean units (E, N).
+    """
     count = len(units)
     others = ~torch.eye(count, dtype=torch.bool, device=units.device)
     return torch.where(others[..., None], units, 0.0).sum(1) / max(1, count - 1)

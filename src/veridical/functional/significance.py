@@ -32,6 +32,28 @@ def win_units(
     method without a map of the sample, marked by `no_map`, loses, and wins over one marked by
     `other_no_map`; two without a map tie.
 
+    Parameters
+    ----------
+    own : Tensor
+        Scores, higher is better.
+    other : Tensor
+        Scores they are compared with.
+    grid : float
+        Relative difference up to which scores tie.
+    no_map : Tensor, optional
+        Samples in which `own` has no map.
+    other_no_map : Tensor, optional
+        Samples in which `other` has none.
+    scale : float or Tensor
+        Size below which a score is rounding.
+
+    Returns
+    -------
+    Tensor
+        1, 1/2 or 0, in the common shape.
+
+    Examples
+    --------
     >>> win_units(torch.tensor([2.0, 1.0, 0.0, torch.nan]), torch.tensor([1.0, 1.0, 1.0, 1.0]), 1e-5).tolist()
     [1.0, 0.5, 0.0, 0.5]
     """
@@ -65,6 +87,20 @@ def betting_wealth(units: Tensor, where: Tensor | None = None) -> Tensor:
     in the order given, which must be fixed before they are seen (the order of a task's keyed draw of
     samples); the last wealth does not depend on it. NaN and masked units are absent: wealth stays.
 
+    Parameters
+    ----------
+    units : Tensor
+        Units (..., N) in [0, 1], in an order fixed beforehand.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Wealth (..., N) after each unit.
+
+    Examples
+    --------
     >>> betting_wealth(torch.tensor([1.0, 0.5])).tolist()
     [1.6125, 1.6125]
     """
@@ -78,6 +114,20 @@ def betting_p(units: Tensor, where: Tensor | None = None) -> Tensor:
     So it holds however often one looks and whenever one stops, as long as units are only added behind those
     already seen. A row without units has p = 1.
 
+    Parameters
+    ----------
+    units : Tensor
+        Units (..., N) in [0, 1], in an order fixed beforehand.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        p-values (...).
+
+    Examples
+    --------
     >>> round(betting_p(torch.ones(8)).item(), 4)
     0.0122
     """
@@ -124,6 +174,24 @@ def signed_rank(
     Rows of up to `tied_exact_up_to` (at most 50) differences *with* zeros or ties get the exact distribution
     over all changes of sign instead; 13 is what recent versions of SciPy do under `method="auto"`.
 
+    Parameters
+    ----------
+    x : Tensor
+        Rows (..., D).
+    y : Tensor, optional
+        Rows that are subtracted.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+    tied_exact_up_to : int
+        Up to how many differences with zeros or ties the distribution is exact; at most 50.
+
+    Returns
+    -------
+    SignedRank
+        Statistic, p-value and rank-biserial correlation of each row.
+
+    Examples
+    --------
     >>> test = signed_rank(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), torch.zeros(5))
     >>> test.statistic.item(), test.p.item(), test.rank_biserial.item()
     (0.0, 0.0625, 1.0)
@@ -210,6 +278,20 @@ def holm(p: Tensor, where: Tensor | None = None) -> Tensor:
     With p ascending, `adjusted_(i) = min(1, max_{j <= i} (m - j + 1) p_(j))`. NaN and masked entries come
     back as NaN and do not count towards m.
 
+    Parameters
+    ----------
+    p : Tensor
+        p-values (..., M).
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Adjusted p-values (..., M).
+
+    Examples
+    --------
     >>> holm(torch.tensor([0.25, 0.0625, 0.125], dtype=torch.float64)).tolist()
     [0.25, 0.1875, 0.25]
     """
@@ -251,6 +333,28 @@ def bootstrap_interval(
     All rows share the same draws, made on the CPU by a generator of their own, so that results are the same
     in any batch and on any device. NaN in gives NaN out, and so does a row without a valid entry.
 
+    Parameters
+    ----------
+    values : Tensor
+        Rows (..., N).
+    level : float
+        Share of the resampled statistics inside.
+    resamples : int
+        How often rows are drawn again.
+    seed : int
+        Seed of the draws.
+    statistic : {"mean", "median"}
+        What is computed of each row.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Interval
+        Lower and upper ends (...).
+
+    Examples
+    --------
     >>> low, high = bootstrap_interval(torch.arange(100.0))
     >>> bool(low < 49.5 < high), 4 < (high - low).item() < 16
     (True, True)
@@ -318,6 +422,24 @@ def isotonic_fit(
     pooled into their weighted mean until none does; the result is monotone to the last bit. Masked entries
     and those of weight 0 are ignored and come back as NaN; a NaN among the others makes its row NaN.
 
+    Parameters
+    ----------
+    y : Tensor
+        Rows (..., D).
+    weights : Tensor, optional
+        Weights of the entries; by default alike.
+    increasing : bool
+        Whether the fit is non-decreasing.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Tensor
+        Monotone rows (..., D).
+
+    Examples
+    --------
     >>> isotonic_fit(torch.tensor([1.0, 0.5, 0.75, 0.25])).tolist()
     [1.0, 0.625, 0.625, 0.25]
     """

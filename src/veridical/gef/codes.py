@@ -268,6 +268,22 @@ def at_neuron(task: Task, layer: str, unit: int, axis: int = 1) -> Task:
     `axis` says where the layer's output counts its units: 1 for channels of a convolution, -1 for the
     features of a transformer block. Activations are real numbers, so the task is a regression: its noise path
     ends where nothing of the activations is left (R^2 <= 0); give GEF the classifier's path to compare.
+
+    Parameters
+    ----------
+    task : Task
+        A task whose model is a torch module.
+    layer : str
+        Name of the layer.
+    unit : int
+        Number of the unit.
+    axis : int
+        Axis of the layer's output that counts its units.
+
+    Returns
+    -------
+    Task
+        A regression of the activation.
     """
     model = task.predictor.model
     known = [name for name, _ in model.named_modules() if name]

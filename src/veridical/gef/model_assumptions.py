@@ -155,6 +155,35 @@ def assumptions(
     randomised one after the other from the output down and from the input up, or in `layer_steps` groups;
     features masked cumulatively in random order in `mask_steps` steps, in `patches` on images, filled with
     the smallest, the largest and the mean value of each channel or column of the reference rows.
+
+    Parameters
+    ----------
+    task : Task
+        A classifier.
+    levels : int
+        Levels of input noise.
+    draws : int
+        Draws at each level.
+    patches : sequence of int
+        Sides of the patches that are masked on images.
+    mask_steps : int
+        Steps in which features are masked.
+    seed : int
+        Seed of all draws.
+    search_draws : int
+        Draws at each level while the path is looked for.
+    layer_steps : int, optional
+        Groups in which layers are randomised; by default one by one.
+
+    Returns
+    -------
+    Assumptions
+        What was observed, and how often each assumption failed.
+
+    Raises
+    ------
+    NotApplicableError
+        Where no class can change, or the model has no weights.
     """
     if task.head in ("regression", "generation"):
         raise NotApplicableError(f"a {task.head} has no class that could change or stay")

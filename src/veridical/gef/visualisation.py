@@ -102,6 +102,26 @@ def visualise(
     optimised together, and the same seed gives the same images. On images of at least 64 pixels a side each
     step looks at more and smaller views than elsewhere (`FOR_PHOTOS`: 8 or 16 rows per step and class),
     unless the settings say otherwise.
+
+    Parameters
+    ----------
+    task : Task
+        A task of images.
+    class_ : int or sequence of int, optional
+        The classes; by default all that are predicted.
+    method : {"maco", "fourier", "deep_viz"}
+        How the image is parametrised.
+    steps : int
+        Steps of the optimisation.
+    seed : int
+        Seed of its start and views.
+    **settings
+        The method's own settings.
+
+    Returns
+    -------
+    Visualisation
+        One image for each class.
     """
     if method not in METHODS:
         raise unknown_name("method of visualisation", method, METHODS)
@@ -133,6 +153,25 @@ def class_task(task: Task, classes: Sequence[int] | None = None, rows_per_class:
     of these classes, at most `rows_per_class` of each: GEF's model distortion of class c is the mean over
     them of |y_c - y_hat_c|. By default all classes that are predicted at all. The features are the elements
     of an input. Metrics and explainers that need an input refuse such a task.
+
+    Parameters
+    ----------
+    task : Task
+        A task whose model is a torch module.
+    classes : sequence of int, optional
+        The classes; by default all that are predicted.
+    rows_per_class : int
+        Most reference rows of each class.
+
+    Returns
+    -------
+    Task
+        A task with one sample for each class.
+
+    Raises
+    ------
+    NotApplicableError
+        Where outputs are no classes, or inputs no real numbers.
     """
     if task.members is not None:
         raise InputError("the samples of this task are classes already")

@@ -364,7 +364,23 @@ class Custom(Fill):
 
 
 def as_fill(fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Fill:
-    """Accept a fill, its name, a number, or the user's function."""
+    """Accept a fill, its name, a number, or the user's function.
+
+    Parameters
+    ----------
+    fill : Fill, str, float, or callable
+        A fill, the name of one, a constant, or a function (rows, removed) -> rows.
+
+    Returns
+    -------
+    Fill
+        The fill.
+
+    Raises
+    ------
+    InputError
+        Where it is none of these.
+    """
     if isinstance(fill, Fill):
         return fill
     if isinstance(fill, type) and issubclass(fill, Fill):

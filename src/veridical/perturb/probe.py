@@ -47,6 +47,37 @@ def probe(
     exactly alike. `all_outputs` gives (N, M, C) instead, unrounded; with `predictions` (N, M, 2C), behind the
     answers how often, over the rows of the fill, each output is the one predicted. Probes with the same
     `memo` ask each set of removed features once where samples have few.
+
+    Parameters
+    ----------
+    task : Task
+        Model, inputs and the outputs to explain.
+    rule : MaskRule
+        What each mask removes.
+    response : {"probability", "logit"}
+        The scale on which outputs are read.
+    fill : Fill, optional
+        What removed features become; by default the task's fill.
+    key : Key
+        What a fill draws by.
+    with_clean : bool
+        Whether the response to the unmasked input stands in front.
+    all_outputs : bool
+        Whether all outputs are returned, unrounded.
+    predictions : bool
+        With `all_outputs`: how often each output is the predicted one.
+    memo : Memo, optional
+        What the call has computed so far.
+
+    Returns
+    -------
+    Tensor
+        Responses (N, M) in float64; (N, M + 1), (N, M, C) or (N, M, 2C) as said above.
+
+    Raises
+    ------
+    InputError
+        Where the rule makes no masks.
     """
     if rule.count < 1:
         raise InputError("the mask rule makes no masks, so there is nothing to ask")

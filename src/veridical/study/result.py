@@ -86,7 +86,13 @@ class Progress:
 
 
 class Study:
-    """A study in its folder. It reads what is there when asked, so it also shows one that is running."""
+    """A study in its folder. It reads what is there when asked, so it also shows one that is running.
+
+    Parameters
+    ----------
+    folder : str, Path or Store
+        The folder of the study.
+    """
 
     def __init__(self, folder: str | Path | Store) -> None:
         self.store = folder if isinstance(folder, Store) else Store(folder)

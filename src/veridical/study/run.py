@@ -126,7 +126,18 @@ def resume(
 
 
 def open(folder: str | Path) -> Study:
-    """Open the study in a folder, finished or not."""
+    """Open the study in a folder, finished or not.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder of the study.
+
+    Returns
+    -------
+    Study
+        The study, which reads what is there when it is read.
+    """
     return Study(folder)
 
 

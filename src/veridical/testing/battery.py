@@ -32,12 +32,48 @@ class ContractError(VeridicalError, AssertionError):
 
 
 def check_explainer(explainer: Explainer, modality: str | None = None) -> list[str]:
-    """Check every promise on each kind of input that applies; gives back those kinds."""
+    """Check every promise on each kind of input that applies; gives back those kinds.
+
+    Parameters
+    ----------
+    explainer : Explainer
+        What is checked.
+    modality : {"image", "table", "series", "text"}, optional
+        The only kind of input to check on; by default all that apply.
+
+    Returns
+    -------
+    list of str
+        The kinds of input it was checked on.
+
+    Raises
+    ------
+    ContractError
+        Where a promise is broken; it names the kind of input and the promise.
+    """
     return _over(modality, explainer, _explainer_promises)
 
 
 def check_metric(metric: AnyMetric, modality: str | None = None) -> list[str]:
-    """Check every promise on each kind of input that applies; gives back those kinds."""
+    """Check every promise on each kind of input that applies; gives back those kinds.
+
+    Parameters
+    ----------
+    metric : Metric or ExplainerMetric
+        What is checked.
+    modality : {"image", "table", "series", "text"}, optional
+        The only kind of input to check on; by default all that apply.
+
+    Returns
+    -------
+    list of str
+        The kinds of input it was checked on.
+
+    Raises
+    ------
+    ContractError
+        Where a promise is broken; it names the kind of input and the promise.
+    """
     return _over(modality, metric, _metric_promises)
 
 

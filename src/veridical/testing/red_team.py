@@ -360,6 +360,18 @@ class RedTeamMember(Explainer):
 def red_team(task: Task) -> dict[str, Explainer]:
     """The cheating explainers that can exist on this task, by name; a good verdict trusts none of them.
 
+    Parameters
+    ----------
+    task : Task
+        The task on which they cheat; some need labelled reference rows.
+
+    Returns
+    -------
+    dict of str to Explainer
+        Cheating explainers by name.
+
+    Examples
+    --------
     >>> from veridical.testing import red_team, tiny_task
     >>> "constant" in red_team(tiny_task("table"))
     True

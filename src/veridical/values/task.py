@@ -69,6 +69,45 @@ class Task:
     that is explained; `side` holds further per-sample inputs (an attention mask, say), by position or name.
     `targets` default to the predicted class. `train` holds reference rows, alone or with their labels.
 
+    Parameters
+    ----------
+    model : nn.Module, callable, or estimator
+        What is explained: any torch module, function of a batch, or scikit-learn estimator.
+    inputs : Tensor, array or data frame
+        The rows that are explained.
+    targets : int, sequence or Tensor, optional
+        The output explained in each row; by default the predicted class.
+    labels : sequence or Tensor, optional
+        The true classes or values.
+    masks : Tensor, optional
+        Which elements or features belong to the object, for localisation metrics.
+    space : Space, optional
+        What a feature is; by default pixels, steps, tokens or columns.
+    fill : Fill, str, float or callable, optional
+        What takes the place of a removed feature.
+    train : Tensor, array, data frame, or pair with labels, optional
+        Reference rows.
+    side : Tensor, tuple or mapping
+        Further inputs of each row, by position or name.
+    train_side : Tensor, tuple or mapping
+        The same of the reference rows.
+    head : {"multiclass", "multilabel", "regression", "generation"}, optional
+        What outputs are; by default told from one answer.
+    output : callable or int, optional
+        Picks the outputs out of what the model returns, or one of several targets.
+    ids : sequence or Tensor, optional
+        Names of the rows; by default their numbers.
+    device : str or torch.device, optional
+        Where to compute; by default where the model lies.
+    plan : Plan, optional
+        How the model is run: rows per chunk, precision.
+    name : str
+        Name of the task in tables.
+    copy : callable, optional
+        Copies a model that Python cannot copy.
+
+    Examples
+    --------
     >>> model = nn.Linear(4, 3)
     >>> Task(model, torch.zeros(2, 4))
     Task: 2 samples of (4,), 3 outputs (multiclass), 4 column features, on cpu
