@@ -8,13 +8,14 @@ from tests.reference import gef as reference
 from veridical.explainers import as_explainer
 from veridical.gef import GEF, FastGEF
 from veridical.gef.forms import Run
+from veridical.gef.map_checks import check_maps
 from veridical.gef.perturbed_model import PerturbedModels, with_output_noise
 from veridical.testing import tiny_task
 
 
 def run_of(metric: GEF, task: vd.Task, explainer: str) -> Run:
-    models = PerturbedModels(task)
-    return Run(metric, task, as_explainer(explainer), vd.core.Key(0) / "gef", 1.0, models)
+    method, key = as_explainer(explainer), vd.core.Key(0) / "gef"
+    return Run(metric, task, method, key, 1.0, PerturbedModels(task), check_maps(task, method, key))
 
 
 def test_arc_does_not_depend_on_the_pace() -> None:

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import veridical as vd
+from tests.gef.test_forms import run_of
 from tests.reference import gef as reference
 from veridical.explainers import Explainer, from_captum
 from veridical.gef import GEF, FastGEF, NoisePath, find_path, gef_score
-from veridical.gef.forms import Run, least_squares_step
+from veridical.gef.forms import least_squares_step
 from veridical.gef.perturbed_model import PerturbedModels
 from veridical.metrics.base import CONSTANT
 from veridical.testing import tiny_task
@@ -143,8 +144,7 @@ def test_arc_equals_the_chord_where_the_map_is_affine_in_the_weights() -> None:
 def check_reference(task: vd.Task, got: torch.Tensor) -> None:
     """The running mean of ||de||^4, remade from the same noise by hand."""
     levels, steps = (0.05, 0.1, 0.2), 3
-    metric, explainer = GEF(form="reference", steps=steps), vd.api.as_explainer("gradient")
-    run = Run(metric, task, explainer, vd.core.Key(0) / "gef", 1.0, PerturbedModels(task))
+    run = run_of(GEF(form="reference", steps=steps), task, "gradient")
     clean = run.clean.numpy()
     for sample in range(len(task)):
         maps = []

@@ -195,10 +195,6 @@ def apart(task: vd.Task, strip: str = "") -> float:
     before = copy.deepcopy(model.state_dict())
     scores = vd.score(vd.gef.FastGEF(path=PATH, draws=DRAWS), task, "gradient")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert (
-        scores.provenance["perturbation_log"]["self_check"] <= 1e-4
-        or scores.provenance["perturbation_log"]["unchecked_reason"]
-    )
     return float((scores.values.cpu() - naive_gef(task, model, PATH, DRAWS, strip)).abs().max())
 
 

@@ -154,10 +154,12 @@ class Bursting(nn.Module):
         return torch.cat([total, -total], 1) * burst
 
 
-def test_infinite_answers_under_noise_are_refused_with_their_rows() -> None:
+def test_infinite_answers_under_any_noise_are_no_score_and_no_path() -> None:
     task = vd.Task(Bursting(), torch.rand(5, 4) + 1)
-    with pytest.raises(ModelError, match="NaN or infinity in 5 rows"):
-        vd.score(vd.gef.FastGEF(path=PATH, draws=1), task, "random")
+    scores = vd.score(vd.gef.FastGEF(path=PATH, draws=1), task, "random")
+    assert scores.flagged == {"answers are not finite": 5}
+    with pytest.raises(ModelError, match="NaN or infinity under noise"):
+        vd.gef.find_path(task)
 
 
 def test_weights_that_reach_nothing_are_named() -> None:

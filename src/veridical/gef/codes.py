@@ -7,6 +7,8 @@ function of rows h (n, D). Weight noise touches the model only, never the encode
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,7 +25,7 @@ from veridical.values.space import Space
 from veridical.values.task import Task
 
 End = Literal["input", "output"]
-Relevance = Literal["contributions", "projections", "importances"]
+Relevance = Literal["contributions", "projections"]
 Pool = Literal["mean", "max", "last"]
 
 
@@ -34,33 +36,41 @@ def layer_activations(task: Task, layer: str, end: End = "output", axis: int = 1
     Train a sparse autoencoder on `layer_activations(...).flatten(0, 1)`.
     """
     with task.session():
-        return torch.cat([read_layer(piece, layer, end, axis)[0] for piece in task.chunks()])
+        return torch.cat([read_layer(piece, layer, end, axis) for piece in task.chunks()])
 
 
-def read_layer(task: Task, layer: str, end: End, axis: int) -> tuple[Tensor, Tensor | None]:
-    """Activations of one chunk (n, positions, D), and the weights the layer used."""
-    seen: list[tuple[Any, Tensor | None]] = []
+def read_layer(task: Task, layer: str, end: End, axis: int) -> Tensor:
+    """Activations of one chunk (n, positions, D)."""
+    module = _layer(task.predictor.model, layer)
+    with recorded(module, layer, len(task), end) as read, task.session() as model:
+        call(model, task.inputs, task.side)
+    found = read().detach().movedim(axis, -1)
+    return found.reshape(len(found), -1, found.shape[-1])
 
-    def keep(module: nn.Module, given: tuple[Any, ...], answer: Any) -> None:
-        weight = getattr(module, "weight", None)
-        found = given[0] if end == "input" else answer
-        used = weight.detach().clone() if isinstance(weight, Tensor) else None
-        seen.append((found[0] if isinstance(found, tuple | list) else found, used))
 
-    handle = _layer(task.predictor.model, layer).register_forward_hook(keep)
+@contextmanager
+def recorded(module: nn.Module, layer: str, rows: int, end: End = "output") -> Iterator[Callable[[], Tensor]]:
+    """Record a layer while the model runs on some rows; gives a function that returns what was seen last."""
+    seen: list[Any] = []
+
+    def keep(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        found = inputs[0] if end == "input" else output
+        seen.append(found[0] if isinstance(found, tuple | list) else found)
+
+    def last() -> Tensor:
+        if not seen:
+            raise ShapeError(f"layer '{layer}' did not run")
+        found = seen[-1]
+        if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != rows:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ShapeError(f"layer '{layer}' has {shape} for {rows} rows; expected one row per sample")
+        return found
+
+    handle = module.register_forward_hook(keep)
     try:
-        with task.session() as model:
-            call(model, task.inputs, task.side)
+        yield last
     finally:
         handle.remove()
-    if not seen:
-        raise ShapeError(f"layer '{layer}' did not run")
-    found, weight = seen[-1]
-    if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != len(task):
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise ShapeError(f"layer '{layer}' has {shape} for {len(task)} rows; expected one row per sample")
-    found = found.detach().movedim(axis, -1)
-    return found.reshape(len(found), -1, found.shape[-1]), weight
 
 
 def _layer(model: nn.Module, name: str) -> nn.Module:
@@ -138,7 +148,7 @@ class LayerCodes(Explainer):
         return Space.concepts(self.n_codes).to(task.device)
 
     def attribute(self, task: Task, context: Context) -> Tensor:
-        activations, _ = read_layer(task, self.layer, self.end, self.axis)
+        activations = read_layer(task, self.layer, self.end, self.axis)
         return self.pooled(self.encode(activations, task.targets), task)
 
     def encode(self, activations: Tensor, targets: Tensor) -> Tensor:
@@ -180,16 +190,16 @@ class LayerCodes(Explainer):
 class ConceptRelevance(LayerCodes):
     """How much each concept of the explained output matters to a sample, with concepts of `vd.concepts`.
 
-    `layer` is the model's linear head, at whose input concepts are read. `relevance` says what is judged:
-    "contributions" alpha_ik P(h; V_i)_k, "projections" P(h; V_i)_k, or "importances" f_i . v_ik with the
-    head's present weights. Concepts V stay those of the unperturbed model: fitted anew they would come in
-    another order, and distances between them would mean nothing.
+    `layer` is the model's linear head, at whose input concepts are read. `relevance` says what is scored:
+    "contributions" alpha_ik P(h; V_i)_k or "projections" P(h; V_i)_k. Concepts V stay those of the
+    unperturbed model: fitted anew they would come in another order, and distances between them would mean
+    nothing.
     """
 
     end: End = "input"
     """Which end of the layer is read; concepts live at the "input" of the head."""
     relevance: Relevance = "contributions"
-    """What is judged: "contributions", "projections" or "importances", as above."""
+    """What is scored: "contributions" or "projections", as above."""
     name: ClassVar[str] = "concept_relevance"
     summary: ClassVar[str] = "what each concept contributes to the explained output"
 
@@ -204,25 +214,10 @@ class ConceptRelevance(LayerCodes):
         return {**super().to_json(), "relevance": self.relevance}
 
     def attribute(self, task: Task, context: Context) -> Tensor:
-        activations, weight = read_layer(task, self.layer, self.end, self.axis)
-        if self.relevance == "importances":
-            return self._importances(weight, task)
-        codes = self.encode(activations, task.targets)
+        codes = self.encode(read_layer(task, self.layer, self.end, self.axis), task.targets)
         if self.relevance == "contributions":
             codes = codes * self.encoder.importances.to(codes)[task.targets][:, None]
         return self.pooled(codes, task)
-
-    def _importances(self, weight: Tensor | None, task: Task) -> Tensor:
-        if weight is None or weight.dim() != 2:
-            raise InputError(f"layer '{self.layer}' has no matrix of weights; importances need a linear head")
-        if task.head == "binary":
-            difference = weight if len(weight) == 1 else weight[1:] - weight[:1]
-            weight = torch.cat([-difference, difference])
-        if len(weight) != task.n_outputs:
-            raise InputError(f"layer '{self.layer}' has {len(weight)} rows for {task.n_outputs} outputs")
-        vectors = self.encoder.vectors.to(task.device)
-        own = vectors[task.targets] if len(vectors) > 1 else vectors.expand(len(task), -1, -1)
-        return torch.einsum("nd,nkd->nk", weight[task.targets].to(own), own)
 
 
 # --- a unit as the model function -----------------------------------------------------
@@ -241,24 +236,9 @@ class NeuronView(nn.Module):
         self.axis = axis
 
     def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
-        seen: list[Tensor] = []
-
-        def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            seen.append(output[0] if isinstance(output, tuple | list) else output)
-
-        handle = self.module.get_submodule(self.layer).register_forward_hook(keep)
-        try:
+        with recorded(self.module.get_submodule(self.layer), self.layer, len(x)) as read:
             self.module(x, *side, **named)
-        finally:
-            handle.remove()
-        if not seen:
-            raise ShapeError(f"layer '{self.layer}' did not run")
-        activation = seen[-1]
-        if activation.dim() < 2 or len(activation) != len(x):
-            raise ShapeError(
-                f"layer '{self.layer}' answered shape {tuple(activation.shape)} to {len(x)} rows; expected "
-                "one row per sample"
-            )
+        activation = read()
         return activation.movedim(self.axis, 1).flatten(2).mean(2) if activation.dim() > 2 else activation
 
 

@@ -1,8 +1,8 @@
 """How far an explanation moves along the noise path, in four forms, with how far the model moves beside it.
 
-A form is a function of (run, sigma, draw, level): it explains the perturbed models of one level, notes how
-far the model moved there (`Run.note_model`) and gives how far the explanation moved. `fast` and `arc` compare
-maps, `reference` follows the authors' program, `jacobian` pulls the energy back through a fitted response.
+A form is a function of (run, sigma, draw, level): it explains the perturbed models of one level and gives how
+far model and explanation moved there (`Moved`). `fast` and `arc` compare maps, `reference` follows the
+authors' program, `jacobian` pulls the energy back through a fitted response.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, has_spread, rms_normalise, round_to_grid
-from veridical.gef.map_checks import MapChecks, check_maps
+from veridical.gef.map_checks import MapChecks
 from veridical.gef.perturbed_model import PerturbedModels, with_output_noise
 from veridical.models.context import Context
 from veridical.values.space import Space
@@ -41,19 +41,21 @@ MANY_OUTPUTS = 20
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """How far the maps moved at one level, and what the form says about itself."""
+    """How far model and maps moved at one level, one number per sample (N,)."""
 
+    model: Tensor
+    """How far the model moved."""
     explanation: Tensor
-    """One distance per sample (N,)."""
+    """How far the explanation moved."""
     fit: Tensor | None = None
-    """R^2 of the fitted response of the map to the outputs (N,), `jacobian` only."""
+    """R^2 of the fitted response of the map to the outputs, `jacobian` only."""
     in_span: Tensor | None = None
-    """The share of the step that lies in the span of the outputs seen (N,), `jacobian` only."""
+    """The share of the step that lies in the span of the outputs seen, `jacobian` only."""
 
 
 @dataclass(eq=False)
 class Run:
-    """One explainer along the path, on some samples: its maps, and how far they and the model moved."""
+    """One explainer along the path, on some samples: its maps under every perturbed model."""
 
     metric: GEF
     """Its settings."""
@@ -67,17 +69,16 @@ class Run:
     """The strongest noise of the path."""
     models: PerturbedModels
     """The perturbed models, shared by all explainers."""
-    cells: list[Moved] = field(default_factory=list)
+    checks: MapChecks
+    """What explaining a few samples again showed."""
+    moved: list[Moved] = field(default_factory=list)
     """What the form found at the levels so far, those of one draw after the other."""
-    model_moved: list[Tensor] = field(default_factory=list)
-    """How far the model moved there."""
     reads_outputs: bool | None = None
     """Whether noise on the outputs changes a map, once that was tried (`reference`)."""
     products: tuple[Tensor, Tensor] | None = None
     """Sum and count of the products of a draw so far (`reference`)."""
 
     def __post_init__(self) -> None:
-        self.checks: MapChecks = check_maps(self.task, self.explainer, self.key / "explainer")
         self._not_finite = torch.zeros(len(self.task), dtype=torch.bool, device=self.task.device)
         clean = self.values(self.task, "clean")
         self.constant = ~has_spread(clean, self.space.valid) & ~clean.isnan().any(-1)
@@ -124,9 +125,10 @@ class Run:
         self._not_finite = self._not_finite | wrong.reshape(-1, len(self.task)).any(0)
         return rms_normalise(values, where=valid) if self.metric.normalise else values
 
-    def check_finite(self, excused: Tensor) -> None:
-        """Refuse maps that were not finite, but for samples (N,) whose outputs are not: they are dropped."""
-        wrong = (self._not_finite & ~excused).nonzero()[:, 0].tolist()
+    def check_finite(self) -> None:
+        """Refuse maps that were not finite, but for samples whose outputs are not: they are dropped."""
+        dropped = torch.stack([~each.model.isfinite() for each in self.moved]).any(0)
+        wrong = (self._not_finite & ~dropped).nonzero()[:, 0].tolist()
         if wrong:
             raise InputError(
                 f"the map of '{self.explainer.name}' is NaN or infinite in samples {wrong[:5]}; "
@@ -163,8 +165,8 @@ class Run:
         own = (self.task.targets[:, None] == self.rows.targets).double()
         return (own / own.sum(-1, keepdim=True)) @ values.double()
 
-    def note_model(self, outputs: Tensor) -> None:
-        """Note D_f at one level: |y_c - y_hat_c|, or the Euclidean distance over all outputs (N,).
+    def model_distance(self, outputs: Tensor) -> Tensor:
+        """D_f at one level: |y_c - y_hat_c|, or the Euclidean distance over all outputs (N,).
 
         Equal outputs tie.
         """
@@ -175,7 +177,7 @@ class Run:
         pair = round_to_grid(torch.cat([clean, outputs], 1), self.task.predictor.rounding)
         width = clean.shape[1]
         moved = (pair[:, :width] - pair[:, width:]).square().sum(-1, keepdim=True).sqrt()
-        self.model_moved.append(self.per_sample(moved)[:, 0])
+        return self.per_sample(moved)[:, 0]
 
     def between(self, a: Tensor, b: Tensor) -> Tensor:
         """The distance between two maps; NaN where one of them is missing."""
@@ -193,8 +195,7 @@ def fast(run: Run, sigma: float, draw: int, level: int) -> Moved:
     """The distance between the maps of the unperturbed and the perturbed model (GEF eq. 6)."""
     model = run.model(sigma, run.noise_key(draw, level))
     moved = run.between(run.clean, run.explain(model, draw, level))
-    run.note_model(run.outputs(model))
-    return Moved(moved)
+    return Moved(run.model_distance(run.outputs(model)), moved)
 
 
 def arc(run: Run, sigma: float, draw: int, level: int) -> Moved:
@@ -211,8 +212,7 @@ def arc(run: Run, sigma: float, draw: int, level: int) -> Moved:
         model = run.model(sigma, noise, step=t / steps)
         here = run.explain(model, *run.path_key(draw, level, t))
         length, before = length + run.between(before, here), here
-    run.note_model(run.outputs(model))
-    return Moved(length)
+    return Moved(run.model_distance(run.outputs(model)), length)
 
 
 def reference(run: Run, sigma: float, draw: int, level: int) -> Moved:
@@ -237,8 +237,8 @@ def reference(run: Run, sigma: float, draw: int, level: int) -> Moved:
         # a missing map joins no mean
         total, count = total + product.nan_to_num(0.0), count + ~product.isnan()
     run.products = total, count
-    run.note_model(run.outputs(run.model(sigma, noise)))
-    return Moved(torch.where(count > 0, total / count.clamp(min=1), torch.nan))
+    mean = torch.where(count > 0, total / count.clamp(min=1), torch.nan)
+    return Moved(run.model_distance(run.outputs(run.model(sigma, noise))), mean)
 
 
 def strengths(sigma: float, steps: int) -> list[float]:
@@ -307,8 +307,8 @@ def jacobian(run: Run, sigma: float, draw: int, level: int) -> Moved:
         fits.append(fit)
         spans.append(in_span)
         before = here
-    run.note_model(outputs)
-    return Moved(steps * energy, torch.stack(fits).mean(0), torch.stack(spans).mean(0))
+    fit, in_span = torch.stack(fits).mean(0), torch.stack(spans).mean(0)
+    return Moved(run.model_distance(outputs), steps * energy, fit, in_span)
 
 
 def least_squares_step(outputs: Tensor, maps: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:

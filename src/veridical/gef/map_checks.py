@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,16 +39,6 @@ class MapChecks:
     """The largest share of a map by which float64 gives another one; NaN where that was not checked."""
     unchecked_reason: str = ""
     """Why float64 was not checked."""
-
-    @classmethod
-    def joined(cls, parts: Sequence[MapChecks]) -> MapChecks:
-        """The checks of some samples after the other."""
-        return replace(
-            parts[0],
-            redraws=any(part.redraws for part in parts),
-            repeats=all(part.repeats for part in parts),
-            rounding=torch.cat([part.rounding for part in parts]),
-        )
 
 
 def check_maps(task: Task, explainer: Explainer, key: Key) -> MapChecks:

@@ -17,7 +17,7 @@ from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
 from veridical.gef.forms import FORMS, Form, Run
-from veridical.gef.map_checks import MapChecks
+from veridical.gef.map_checks import MapChecks, check_maps
 from veridical.gef.noise_path import NoisePath, Rule, find_path
 from veridical.gef.perturbation_log import log_of_score
 from veridical.gef.perturbed_model import Perturbation, PerturbedModels
@@ -38,6 +38,7 @@ ZERO = 1e-6
 """Of the length of a map: a smaller movement is none."""
 WEAK_FIT = 0.1
 """R^2 below which outputs are said to explain the map poorly (the jacobian form)."""
+CORRELATIONS = {"spearman": spearman, "pearson": pearson}
 BLOCK_BYTES = 2**22
 """Bytes of maps held at once for each MiB that a chunk's activations may take on the device."""
 UNUSED_WEIGHTS = (
@@ -201,24 +202,21 @@ class GEF(ExplainerMetric):
         path = self.noise_path(task, key)
         # under input noise tokens move at their embeddings, so the unperturbed map is made there too
         where = task if self.perturb == "weights" else task.at_embeddings()
-        found = self._distortions(where, group, path, key)
+        distortions = self._distortions(where, group, path, key)
         out: dict[str, Outcome | Exception] = dict(group.errors)
-        for who, moved in found.items():
-            weights = self.perturb == "weights"
-            if weights and not bool(moved.model.any()):
+        for who, found in distortions.items():
+            if self.perturb == "weights" and not bool(found.model.any()):
                 warnings.warn(UNUSED_WEIGHTS, VeridicalWarning, stacklevel=2)
-            nothing = self._nothing(moved.size)[:, None, None]
-            explanation = torch.where(moved.explanation <= nothing, 0.0, moved.explanation)
-            outcome = self._outcome(path, replace(moved, explanation=explanation))
-            log = log_of_score(task, moved.model, moved.checks, weights)
-            flags = {CONSTANT: moved.constant, **outcome.flags}
+            outcome = self._outcome(path, found)
+            log = log_of_score(task, found.model, found.checks, self.perturb == "weights")
+            flags = {CONSTANT: found.constant, **outcome.flags}
             out[who] = replace(outcome, flags=flags, notes={**outcome.notes, "perturbation_log": log})
         return out
 
     def _distortions(
         self, task: Task, group: ExplainerGroup, path: NoisePath, key: Key
     ) -> dict[str, Distortions]:
-        """Distortions (N, M, Z), some samples at a time so that memory does not grow with their number."""
+        """Distortions of each explainer, some samples at a time: memory does not grow with their number."""
         widths = [group.explainers[who]._space_of(task).n_features for who in group]
         # of all the clean maps and those that wait, and what one explainer works on
         maps = 2 * sum(widths) + (7 if self.form == "jacobian" else 2) * max(widths, default=0)
@@ -226,34 +224,29 @@ class GEF(ExplainerMetric):
         noise: Callable[[Key], Noise] | None = None
         if self.perturb == "weights":
             noise = task.cached("weight noise", lambda: NoiseSource(task.predictor.source.module))
-        starts = range(0, len(task), size)
-        blocks = [task] if len(starts) == 1 else [task[at : at + size] for at in starts]
-        parts = [self._block(block, group, path, key, noise) for block in blocks]
-        return {who: Distortions.joined([part[who] for part in parts]) for who in group}
-
-    def _block(
-        self,
-        task: Task,
-        group: ExplainerGroup,
-        path: NoisePath,
-        key: Key,
-        noise: Callable[[Key], Noise] | None,
-    ) -> dict[str, Distortions]:
-        models = PerturbedModels(task, self.perturb, noise)
-        runs: dict[str, Run] = {}
+        runs: dict[str, list[Run]] = {who: [] for who in group}
+        checks = {}
         for who in group:
             with group.working(who, task):
-                runs[who] = Run(self, task, group.explainers[who], key, path.sigma_max, models)
-        for draw in range(self.draws):
-            for level, sigma in enumerate(path.levels):
-                for who in group:
-                    with group.working(who, task):
-                        runs[who].cells.append(FORMS[self.form](runs[who], sigma, draw, level))
-        found: dict[str, Distortions] = {}
+                checks[who] = check_maps(task, group.explainers[who], key / "explainer")
+        for at in range(0, len(task), size):
+            block = task if size >= len(task) else task[at : at + size]
+            models = PerturbedModels(block, self.perturb, noise)
+            for who in group:
+                with group.working(who, task):
+                    own = Run(self, block, group.explainers[who], key, path.sigma_max, models, checks[who])
+                    runs[who].append(own)
+            for draw in range(self.draws):
+                for level, sigma in enumerate(path.levels):
+                    for who in group:
+                        with group.working(who, task):
+                            own = runs[who][-1]
+                            own.moved.append(FORMS[self.form](own, sigma, draw, level))
         for who in group:
             with group.working(who, task):
-                found[who] = Distortions.of(runs[who])
-        return found
+                for own in runs[who]:
+                    own.check_finite()
+        return {who: Distortions.of(runs[who]) for who in group}
 
     def _nothing(self, size: Tensor) -> Tensor:
         """What counts as no movement for a map of this length: 1e-6 of it, as each form measures."""
@@ -263,19 +256,19 @@ class GEF(ExplainerMetric):
 
     def _outcome(self, path: NoisePath, found: Distortions) -> Outcome:
         """Scores with their ceiling, flags, curve and details."""
-        model, explanation = found.model, found.explanation
+        nothing = self._nothing(found.size)[:, None, None]
+        model, explanation = found.model, torch.where(found.explanation <= nothing, 0.0, found.explanation)
         finite = model.isfinite().all(-1, keepdim=True)
         complete = bool((finite & ~explanation.isnan()).all())
         if not complete:
             model, explanation = (torch.where(finite, each, torch.nan) for each in (model, explanation))
-        judged_model, judged = model, explanation
+        compared = model, explanation
         if self.mean_then_correlate:
-            judged_model, judged = (each.nanmean(1, keepdim=True) for each in (model, explanation))
-        correlation = spearman if self.correlation == "spearman" else pearson
-        score, degenerate, empty = gef_score(judged_model, judged, correlation)
+            compared = model.nanmean(1, keepdim=True), explanation.nanmean(1, keepdim=True)
+        score, degenerate, empty = gef_score(*compared, CORRELATIONS[self.correlation])
         known = None if complete else ~explanation.isnan()
         overflown = ~finite[..., 0].any(-1)
-        lost = ((~judged.isnan()).sum(-1) < MIN_LEVELS).all(-1) & ~overflown
+        lost = ((~compared[1].isnan()).sum(-1) < MIN_LEVELS).all(-1) & ~overflown
         sigma = torch.tensor(path.levels, dtype=torch.float64, device=model.device).expand(model.shape)
         partial = partial_rank_correlation(model, explanation, sigma, known)
         details = {
@@ -380,31 +373,20 @@ class Distortions:
     """The share of the steps in the span of the outputs seen (N,), `jacobian` only."""
 
     @classmethod
-    def of(cls, run: Run) -> Distortions:
-        """The distortions of a run, whose maps are checked."""
+    def of(cls, runs: Sequence[Run]) -> Distortions:
+        """The distortions of runs on some samples after the other."""
 
-        def table(cells: Sequence[Tensor]) -> Tensor:
-            return torch.stack(list(cells)).unflatten(0, (run.metric.draws, -1)).permute(2, 0, 1).contiguous()
+        def table(name: str) -> Tensor:
+            """What the form found in every cell (N, M, Z)."""
+            draws = runs[0].metric.draws
+            blocks = [torch.stack([getattr(cell, name) for cell in run.moved]) for run in runs]
+            return torch.cat([each.unflatten(0, (draws, -1)).permute(2, 0, 1) for each in blocks])
 
-        model = table(run.model_moved)
-        run.check_finite(excused=(~model.isfinite()).any(-1).any(-1))
-        explanation = table([cell.explanation for cell in run.cells])
-        fits = [cell.fit for cell in run.cells if cell.fit is not None]
-        spans = [cell.in_span for cell in run.cells if cell.in_span is not None]
-        fit, in_span = (table(each).nanmean((1, 2)) if each else None for each in (fits, spans))
-        return cls(model, explanation, run.sizes, run.constant, run.checks, fit, in_span)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Distortions]) -> Distortions:
-        """The distortions of some samples after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        names = ("model", "explanation", "size", "constant", "fit", "in_span")
-        present = [name for name in names if getattr(parts[0], name) is not None]
-        checks = MapChecks.joined([part.checks for part in parts])
-        return cls(
-            checks=checks, **{name: torch.cat([getattr(part, name) for part in parts]) for name in present}
-        )
+        fitted = {}
+        if runs[0].moved[0].fit is not None:
+            fitted = {name: table(name).nanmean((1, 2)) for name in ("fit", "in_span")}
+        size, constant = torch.cat([run.sizes for run in runs]), torch.cat([run.constant for run in runs])
+        return cls(table("model"), table("explanation"), size, constant, runs[0].checks, **fitted)
 
 
 @dataclass(eq=False)

@@ -70,16 +70,10 @@ class Assumptions:
     """Under randomised layers, top-down and bottom-up."""
     masking: tuple[Response, ...]
     """Under masking, by patch and fill."""
-    robustness_fails: Tensor
-    """Where a class changes at a level at which at least 95% keep theirs (N, draws, levels)."""
-    sensitivity_fails: Tensor
-    """Where the class is the same after all layers were randomised (N, draws)."""
     path: NoisePath
     """The levels of the input noise."""
     chance: float
     """How often a class would be the same by luck."""
-    ids: Tensor
-    """The samples."""
     cost: Cost
     """Rows asked."""
 
@@ -88,55 +82,44 @@ class Assumptions:
         return (self.noise, *self.layers, *self.masking)
 
     @property
-    def robust_levels(self) -> int:
-        """Levels of noise at which, in some draw, at least 95% of the classes are kept."""
-        kept = 1 - self.noise.changed.double().mean(0)
-        return int((kept >= KEEPING).any(0).sum())
+    def robustness_fails(self) -> Tensor:
+        """Where a class changes at a level at which at least 95% keep theirs (N, draws, levels)."""
+        return self.noise.changed & (1 - self.noise.changed.double().mean(0) >= KEEPING)
+
+    @property
+    def sensitivity_fails(self) -> Tensor:
+        """Where the class is the same after all layers were randomised (N, draws)."""
+        return ~self.layers[0].changed[..., -1]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per perturbation and assumption: how many of the cases fail."""
         import pandas as pd
 
-        def row(assumption: str, kind: str, what: str, fails: Tensor) -> dict[str, object]:
-            return {
-                "assumption": assumption,
-                "perturbation": kind,
-                "setting": what,
-                "failing": int(fails.sum()),
-                "of": fails.numel(),
-                "share": float(fails.double().mean()),
-            }
+        rows = [("robustness", "noise", self.noise.label, self.robustness_fails.any(-1))]
+        rows.append(("sensitivity", "layers", "all layers randomised", self.sensitivity_fails))
+        rows += [("monotonicity", w.kind, w.label, w.not_monotone) for w in self.responses]
+        counted = [(*what, int(f.sum()), f.numel(), float(f.double().mean())) for *what, f in rows]
+        names = ["assumption", "perturbation", "setting", "failing", "of", "share"]
+        return pd.DataFrame(counted, columns=names)
 
-        rows = [row("robustness", "noise", self.noise.label, self.robustness_fails.any(-1))]
-        rows.append(row("sensitivity", "layers", "all layers randomised", self.sensitivity_fails))
-        rows += [row("monotonicity", w.kind, w.label, w.not_monotone) for w in self.responses]
-        return pd.DataFrame(rows)
-
-    def plot(self, kind: Kind = "noise", ax: Axes | None = None, samples: int = 0) -> Axes:
-        """D_f over one kind of perturbation (figures A.3, A.4); `samples` > 0 draws single ones (A.5)."""
+    def plot(self, kind: Kind = "noise", ax: Axes | None = None) -> Axes:
+        """D_f over one kind of perturbation, with its spread over samples (figures A.3, A.4)."""
         from veridical.gef.plots import plot_responses
 
         chosen = [w for w in self.responses if w.kind == kind]
         if not chosen:
             raise InputError(f"kind is 'noise', 'layers' or 'masking', got {kind!r}")
-        return plot_responses(chosen, ax, samples)
+        return plot_responses(chosen, ax)
 
     def __repr__(self) -> str:
-        count = f"{self.robust_levels} of {len(self.noise.levels)} levels"
-        robust, sensitive = self.robustness_fails.any(-1).double(), self.sensitivity_fails.double()
-        masking = torch.stack([w.not_monotone.double().mean() for w in self.masking])
-        return "\n".join(
-            (
-                f"Assumptions about a model, observed on {len(self.ids)} samples:",
-                f"  robustness fails for {robust.mean():.1%} of samples: their class changes at a noise "
-                f"level where at least 95% keep theirs ({count} are such)",
-                f"  sensitivity fails for {sensitive.mean():.1%}: the class is the same after all layers "
-                f"were randomised (by luck alone {self.chance:.1%} would be)",
-                f"  monotonicity fails for {masking.min():.1%} to {masking.max():.1%} under cumulative "
-                f"masking in random order, by patch and fill, for "
-                f"{self.noise.not_monotone.double().mean():.1%} under input noise",
-            )
+        head = (
+            f"Assumptions about a model, observed on {len(self.noise.changed)} samples. Robustness fails "
+            f"where a class changes at a noise level at which at least {KEEPING:.0%} keep theirs, "
+            "sensitivity where it is the same after all layers were randomised (by luck alone in "
+            f"{self.chance:.1%}), "
+            "monotonicity where more perturbation moved the model less:"
         )
+        return f"{head}\n{self.to_frame().round(3).to_string(index=False)}"
 
 
 def assumptions(
@@ -197,22 +180,12 @@ def assumptions(
     before = task.predictor.meter.cost
     path = find_path(task, levels, perturb="input", draws=search_draws, key=key)
     noise = under_noise(task, path, draws, key / "noise")
-    kept = 1 - noise.changed.double().mean(0)
     layers = tuple(
         under_layers(task, order, draws, key / "layers", layer_steps) for order in ("top_down", "bottom_up")
     )
     masking = tuple(under_masking(task, patches, mask_steps, draws, key / "masking"))
-    return Assumptions(
-        noise,
-        layers,
-        masking,
-        noise.changed & (kept >= KEEPING),
-        ~layers[0].changed[..., -1],
-        path,
-        1 / task.n_outputs,
-        task.ids,
-        task.predictor.meter.cost - before,
-    )
+    cost = task.predictor.meter.cost - before
+    return Assumptions(noise, layers, masking, path, 1 / task.n_outputs, cost)
 
 
 # --- the three kinds of perturbation --------------------------------------------------
@@ -243,8 +216,9 @@ def _moved(task: Task, outputs: Tensor) -> tuple[Tensor, Tensor]:
 def _response(
     kind: Kind, label: str, levels: Sequence[float], cells: list[list[tuple[Tensor, Tensor]]]
 ) -> Response:
-    distortion = torch.stack([torch.stack([cell[0] for cell in draw], -1) for draw in cells], 1)
-    changed = torch.stack([torch.stack([cell[1] for cell in draw], -1) for draw in cells], 1)
+    distortion, changed = (
+        torch.stack([torch.stack([cell[part] for cell in draw], -1) for draw in cells], 1) for part in (0, 1)
+    )
     return Response(kind, label, tuple(levels), distortion, changed)
 
 
@@ -303,9 +277,7 @@ def under_masking(task: Task, patches: Sequence[int], steps: int, draws: int, ke
                 outputs = probe(
                     on, RankThreshold(first, counts), response="logit", fill=fill, key=key, all_outputs=True
                 )
-                cells.append(
-                    [_moved(on, outputs[:, m].to(on.outputs.dtype)) for m in range(outputs.shape[1])]
-                )
+                cells.append([_moved(on, each.to(on.outputs.dtype)) for each in outputs.unbind(1)])
             shares = [(m + 1) / len(cells[0]) for m in range(len(cells[0]))]
             out.append(_response("masking", f"{where}, {filled}", shares, cells))
     return out

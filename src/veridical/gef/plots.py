@@ -66,25 +66,18 @@ def plot_scores_by_explainer(scores: Mapping[str, Scores] | Scores, ax: Axes | N
     return ax
 
 
-def plot_responses(responses: Sequence[Response], ax: Axes | None = None, samples: int = 0) -> Axes:
-    """D_f with its spread over samples for some perturbations, or single samples of the first of them."""
+def plot_responses(responses: Sequence[Response], ax: Axes | None = None) -> Axes:
+    """D_f with its spread over samples under some perturbations of one kind."""
     ax = axes(ax)
     ends = {"noise": "input noise sigma", "layers": "share of layers randomised", "masking": "share masked"}
-    for place, one in enumerate(responses[:1] if samples else responses):
+    for place, one in enumerate(responses):
         lines, colour = one.distortion.mean(1).cpu(), COLOURS[place % len(COLOURS)]
-        if samples:
-            for line in lines[:samples]:
-                ax.plot(one.levels, line, linewidth=0.9)
-            continue
-        spread = lines.std(0, correction=0)
-        ax.plot(one.levels, lines.mean(0), color=colour, label=one.label)
-        ax.fill_between(
-            one.levels, lines.mean(0) - spread, lines.mean(0) + spread, color=colour, alpha=0.12, linewidth=0
-        )
+        mean, spread = lines.mean(0), lines.std(0, correction=0)
+        ax.plot(one.levels, mean, color=colour, label=one.label)
+        ax.fill_between(one.levels, mean - spread, mean + spread, color=colour, alpha=0.12, linewidth=0)
     ax.set_xlabel(ends[responses[0].kind])
     ax.set_ylabel("model distortion")
-    if not samples:
-        ax.legend(fontsize=6)
+    ax.legend(fontsize=6)
     return ax
 
 
