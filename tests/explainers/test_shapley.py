@@ -328,6 +328,16 @@ def test_what_is_no_tree_is_refused() -> None:
         TreeShap()(linear_task()[0])
 
 
+@pytest.mark.extras
+def test_a_wrapped_model_without_trees_is_refused_in_a_sentence() -> None:
+    from sklearn.ensemble import RandomForestClassifier
+
+    x, y = more_shapley_table(2)
+    task = vd.Task(RandomForestClassifier(4, random_state=0).fit(x, y), x[:3], train=x)
+    with pytest.raises(NotApplicableError, match="reads the trees of the task's own estimator"):
+        vd.score("input_invariance", task, "tree_shap")
+
+
 def test_of_several_classes_the_values_of_the_target_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     class Trees:
         def shap_values(self, rows: object, check_additivity: bool) -> object:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from veridical.core.allowed import Count
 from veridical.core.key import Key
-from veridical.errors import missing_extra
+from veridical.errors import NotApplicableError, missing_extra
 from veridical.explainers.base import Explainer, register
 from veridical.explainers.diagnostics import difference_from_baselines
 from veridical.models.context import Context
@@ -121,6 +121,11 @@ def _background(task: Task, count: int) -> Tensor:
 
 def _explainer(task: Task, background: int) -> Any:
     import shap
+
+    if _estimator(task) is None:
+        raise NotApplicableError(
+            "tree_shap reads the trees of the task's own estimator, and this model wraps it in other operations"
+        )
 
     def make() -> Any:
         return shap.TreeExplainer(_estimator(task), _background(task, background).cpu().numpy())
