@@ -1,10 +1,8 @@
 """Every explainer that applies: rows asked, seconds, seconds of the bare rows, and their ratio.
 
 Bare rows are as many as the explainer's meter counted, in chunks of the same plan: forward passes, or forward
-and backward passes of the plain model where it asks for gradients. The meter counts all an explainer runs:
-the row of DeepLIFT's baseline, and the further passes of LRP's rules as the rows of the whole model that they
-amount to (`veridical.explainers.trace.relevance_rules`). Each of those goes through other weights, so that no
-more rows than there are samples can share a call; their bare rows are asked in such calls.
+and backward passes of the plain model where it asks for gradients. The meter counts the rows that enter the
+model, that of DeepLIFT's baseline among them; layers that LRP's rules run again are part of its ratio.
 """
 
 from __future__ import annotations
@@ -64,8 +62,7 @@ def measure(
         def work(explainer: Explainer = explainer) -> vd.models.Cost:
             return vd.explain(explainer, task).cost
 
-        batch = len(task) if name.startswith("lrp") else None
-        timing = compare(name, work, task, rounds, batch, clock or ("cpu" if on_cpu else "wall"))
+        timing = compare(name, work, task, rounds, clock=clock or ("cpu" if on_cpu else "wall"))
         if timing.forward:
             out.append(timing)
             print(f"  {name}: {timing.seconds:.3f} s, overhead {timing.overhead:.2f}", flush=True)

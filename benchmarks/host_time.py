@@ -7,12 +7,11 @@ takes the host's time. This needs no GPU: a network of ResNet-18's depth, so thi
 to nothing, on one small image. Operations are counted as a GPU would be asked for them (what is one kernel
 there counts once). Bare: the model's forward pass, one output, its gradient, nothing around it. Bare rows are
 as many as the meter counted: those of baselines without a gradient, in one call, and the gradient as often as
-it was asked for; LRP's rules go through layers again, and further rows of theirs are asked one by one.
+it was asked for.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 import time
@@ -39,19 +38,19 @@ def thin_task() -> vd.Task:
     return vd.Task(resnet18(THIN), x, train=torch.cat(rows), plan=vd.Plan(rows=8))
 
 
-def bare(task: vd.Task, rows: int = 1, backs: int = 1, at_once: bool = False) -> Run:
-    """The model's gradient, gone back so often, and `rows` less one further rows forward, perhaps at once."""
+def bare(task: vd.Task, rows: int = 1, backs: int = 1) -> Run:
+    """The model's gradient, gone back so often, and `rows` less one further rows forward in one call."""
     model, x, target = task.predictor.unwrapped, task.inputs, task.targets
-    further = [x.repeat(rows - 1, 1, 1, 1)] if at_once and rows > 1 else [x] * (rows - 1)
+    further = x.repeat(rows - 1, 1, 1, 1)
 
     def run() -> Tensor:
         leaf = x.detach().requires_grad_(True)
         total = model(leaf).gather(1, target[:, None]).sum()
         for left in reversed(range(backs)):
             (slope,) = torch.autograd.grad(total, leaf, retain_graph=left > 0)
-        with torch.no_grad():
-            for batch in further:
-                model(batch)
+        if rows > 1:
+            with torch.no_grad():
+                model(further)
         return slope
 
     return run
@@ -91,11 +90,9 @@ def main() -> None:
     print(f"{'explainer':<18}  host ms  bare ms  ratio  operations  bare  ratio")
     for name in sys.argv[1:] or NAMES:
         explainer = as_explainer(name)
-        many = 10 if name.startswith("lrp") else 1
-        cost = explainer(task[[0] * many]).cost
-        rows, backs = math.ceil(cost.forward / many), 1 if many > 1 else cost.backward
+        cost = explainer(task).cost
         with Session(task.predictor, grad=True):
-            runs = {"bare": bare(task, rows, backs, many == 1), "map": mapped(explainer, task)}
+            runs = {"bare": bare(task, cost.forward, cost.backward), "map": mapped(explainer, task)}
             took = milliseconds(runs)
             done = {who: operations(run) for who, run in runs.items()}
         ratios = took["map"] / took["bare"], done["map"] / done["bare"]

@@ -181,16 +181,13 @@ def test_the_mean_of_a_sentence_brought_to_length_one_keeps_its_relevance() -> N
     assert torch.allclose(longer[:, :7], LrpEpsilon(1e-12)(task).values, atol=1e-9)
 
 
-def test_every_rule_applies_and_signs_of_words_cost_further_rows() -> None:
+def test_every_rule_applies_and_costs_a_gradient() -> None:
     task = small()
     cost = {
         name: vd.explain(name, task).cost for name in vd.explainers.applicable(task) if name.startswith("lrp")
     }
     assert sorted(cost) == ["lrp", "lrp_alpha_beta", "lrp_epsilon", "lrp_gamma", "lrp_z_plus"]
-    assert cost["lrp_epsilon"] == cost["lrp"] == vd.models.Cost(4, 4)
-    # queries and keys get no relevance, so that the rules do not go through them again
-    assert 4 < cost["lrp_z_plus"].forward < 3 * 4
-    assert cost["lrp_z_plus"].forward < cost["lrp_alpha_beta"].forward < 5 * 4
+    assert set(cost.values()) == {vd.models.Cost(4, 4)}
 
 
 @pytest.mark.extras

@@ -17,7 +17,6 @@ from veridical.errors import NotApplicableError
 from veridical.explainers.base import register
 from veridical.explainers.trace.operations import bound, kind_of
 from veridical.explainers.trace.tracer import Tracer, TracingExplainer
-from veridical.models.context import Context
 from veridical.values.task import Task
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -83,9 +82,6 @@ class _Rectified(TracingExplainer):
 
     def _tells_outputs(self, task: Task) -> bool:
         return self.traced_task(task) is task  # of prompts another model is evaluated
-
-    def attribute(self, task: Task, context: Context) -> Tensor:
-        return self.pass_back(task)[1]
 
 
 @register

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -14,20 +14,9 @@ from veridical.explainers.diagnostics import output_of_target
 from veridical.explainers.layout import at_logits
 from veridical.explainers.trace.operations import tensors
 from veridical.explainers.trace.relevance import Relevance
-from veridical.explainers.trace.relevance_rules import Further, RuleName, Rules, Work
-from veridical.explainers.trace.tracer import TracingExplainer, traced_model
-from veridical.models.context import Context
-from veridical.models.cost import Cost, Meter
+from veridical.explainers.trace.relevance_rules import RuleName, Rules
+from veridical.explainers.trace.tracer import TracingExplainer
 from veridical.values.task import Task
-
-
-@dataclass
-class _Call:
-    """What holds for all parts of one call."""
-
-    positive: bool
-    """Whether no input is below 0."""
-    further: Further = field(default_factory=Further)
 
 
 @dataclass(frozen=True)
@@ -38,8 +27,8 @@ class _Propagation(TracingExplainer):
     residual sums and concatenations count as they are. What has no stated rule is refused by name.
     Activations pass relevance on as it is; maximum pooling gives it to the winner; averages and sums share it
     in proportion; a batch norm is folded into the layer before it; attention weights and the spread of a norm
-    are constants. Rows: each x forward and backward, and the further passes of the rules (`relevance_rules`)
-    as the rows of the whole model that they amount to.
+    are constants. Rows: each x forward and backward; a rule that changes weights runs its layer again, which
+    is no row.
     """
 
     version: ClassVar[int] = 2
@@ -54,31 +43,8 @@ class _Propagation(TracingExplainer):
         """The rule of each kind of layer."""
         return Rules()
 
-    def _prepared(self, task: Task) -> Task:
-        ready = super()._prepared(task)
-        traced_model(ready).shared = _Call(bool(ready.inputs.amin() >= 0))
-        return ready
-
     def tracer(self, task: Task, x: Tensor) -> Relevance:
-        call: _Call = traced_model(task).shared
-        return Relevance(x, self.rules(), call.positive, tensors(task.side))
-
-    def _declared(self, task: Task) -> Cost:
-        ready, meter = self._prepared(task), Meter()
-        work: Work = ready.uncounted(lambda: self._relevance(ready[:1])[0].work)
-        Further().count(len(task), work, meter)
-        return Cost(len(task), len(task)) + meter.cost
-
-    def attribute(self, task: Task, context: Context) -> Tensor:
-        tracer, relevance = self._relevance(task)
-        call: _Call = traced_model(task).shared
-        call.further.count(len(task), tracer.work, task.predictor.meter)
-        return relevance
-
-    def _relevance(self, task: Task) -> tuple[Relevance, Tensor]:
-        tracer, relevance = self.pass_back(task)
-        assert isinstance(tracer, Relevance)
-        return tracer, relevance
+        return Relevance(x, self.rules(), tensors(task.side))
 
 
 @register
@@ -113,16 +79,7 @@ class Lrp(_Propagation):
         self.rules()
 
     def rules(self) -> Rules:
-        return Rules(
-            self.first,
-            self.convolution,
-            self.dense,
-            self.epsilon,
-            self.gamma,
-            self.alpha,
-            self.low,
-            self.high,
-        )
+        return Rules(**{setting.name: getattr(self, setting.name) for setting in fields(Rules)})
 
 
 @register

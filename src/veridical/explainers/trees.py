@@ -124,7 +124,7 @@ def _explainer(task: Task, background: int) -> Any:
 
     if _estimator(task) is None:
         raise NotApplicableError(
-            "tree_shap reads the trees of the task's own estimator, and this model wraps it in other operations"
+            "tree_shap reads the trees of the task's own estimator, which this model wraps"
         )
 
     def make() -> Any:

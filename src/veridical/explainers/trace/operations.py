@@ -143,11 +143,6 @@ def bound(name: str, args: Any, kwargs: Any, which: str) -> float | None:
     return found if isinstance(found, int | float) else None
 
 
-def rectifies(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether an operation is a ReLU by another name: a clamp from 0 without an upper bound."""
-    return bound(name, args, kwargs, "low") == 0 and bound(name, args, kwargs, "high") is None
-
-
 _CLAMP = {"low": (1, "min"), "high": (2, "max")}
 _BOUNDING: dict[str, dict[str, tuple[Any, ...]]] = {
     "clamp": _CLAMP,

@@ -17,19 +17,16 @@ from torch import Tensor
 
 from veridical.errors import NotApplicableError
 from veridical.explainers.trace import decompose
-from veridical.explainers.trace.operations import POSITIVE, TURNING, bound, kind_of, rectifies, tensors
+from veridical.explainers.trace.operations import POSITIVE, TURNING, bound, kind_of, tensors
 from veridical.explainers.trace.relevance_rules import (
     Affine,
     Layer,
     Linear,
     Rules,
-    Work,
     convolution,
     dense,
     over,
-    product,
     shared,
-    summed,
 )
 from veridical.explainers.trace.tracer import (
     Detached,
@@ -50,15 +47,15 @@ _TWO = "no rule is stated for a product of two activations"
 
 
 class Relevance(Tracer):
-    """LRP: what is passed back as the gradient is relevance. `positive` if no input is below 0."""
+    """LRP: what is passed back as the gradient is relevance."""
 
     method = "LRP"
 
-    def __init__(self, x: Tensor, rules: Rules, positive: bool = False, side: Iterable[Tensor] = ()) -> None:
+    def __init__(self, x: Tensor, rules: Rules, side: Iterable[Tensor] = ()) -> None:
         super().__init__(x)
-        self.rules, self.work = rules, Work()
+        self.rules = rules
         self.raw = TensorSet([x])  # the input itself, perhaps reshaped or rescaled
-        self.positive = TensorSet([x] if positive else [])  # known to be at least 0
+        self.positive = TensorSet()  # known to be at least 0
         # constants of each row: beside one row they look like those of the model
         self.rowed = TensorSet(side)
         self.gates = TensorSet()  # answers of a sigmoid: they weigh a signal
@@ -114,9 +111,7 @@ class Relevance(Tracer):
         if kind in ("structure", "maximum"):
             return func(*args, **kwargs)  # what only moves or chooses numbers: autograd knows the way back
         if kind in _SETTLED and any(map(self.is_attributed, (*args[1:], *kwargs.values()))):
-            value = without_graph(func, args, kwargs)
-            self._unruled(value, name, "its bounds or weights depend on the input")
-            return value
+            return self._unruled(name, "its bounds or weights depend on the input", func, args, kwargs)
         if kind in ("activation", "gate"):
             return pass_on(func, *args, **kwargs)
         if kind == "average":
@@ -137,20 +132,20 @@ class Relevance(Tracer):
             return self._product(name, func, *args)
         if kind == "matmul":
             return self._matmul(name, func, *args)
-        value = without_graph(func, args, kwargs)
-        if kind == "softmax":
-            self.constants.add([value])
-        elif kind != "compare":
-            self._unruled(
-                value, name, kind if kind not in ("elementwise", "spread") else "it has no stated rule"
-            )
-        return value
+        if kind in ("softmax", "compare"):
+            value = without_graph(func, args, kwargs)
+            self.constants.add(tensors(value) if kind == "softmax" else ())
+            return value
+        why = kind if kind not in ("elementwise", "spread") else "it has no stated rule"
+        return self._unruled(name, why, func, args, kwargs)
 
-    def _unruled(self, value: Any, name: str, why: str) -> Any:
-        """Go on without relevance, and refuse if that reaches the answer: it may only go into a softmax."""
+    def _unruled(self, name: str, why: str, func: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
+        """Go on without relevance, and refuse if that reaches the output: it may only go into a softmax."""
+        value = without_graph(func, args, kwargs or {})
         role = "spread" if name in ("std", "norm", "vector_norm") else "gate" if name == "erf" else ""
         floats = [v for v in tensors(value) if v.is_floating_point()]
-        return self.detach(floats, Detached(f"operation '{name}': {why}", role=role))
+        self.detach(floats, Detached(f"operation '{name}': {why}", role=role))
+        return value
 
     def _block(self, name: str, args: Any, kwargs: Any) -> Any:
         try:
@@ -184,19 +179,18 @@ class Relevance(Tracer):
         b: Tensor | None,
         convolution: bool,
         transposed: bool = False,
-        terms: int = 0,
     ) -> Tensor:
         rule = self.rules.convolution if convolution else self.rules.dense
         if convolution and a in self.raw:
             rule = self.rules.first
         channels = 1 if convolution else -1
         positive = a in self.positive
-        layer = Layer.at(linear, a, w, b, channels, positive=positive, transposed=transposed, terms=terms)
-        self.work.plain += layer.multiplications
+        layer = Layer.at(linear, a, w, b, channels, positive=positive, transposed=transposed)
         return self._joined(layer, rule, a)
 
     def _joined(self, layer: Layer, rule: str, a: Tensor) -> Tensor:
-        value = self.work.through(layer, rule, self.rules, a)
+        rules = self.rules
+        value = route(layer.z, lambda R: (rules.back(rule, layer, R),), a)
         self.layers[value] = (layer, rule, a)
         return value
 
@@ -266,13 +260,9 @@ class Relevance(Tracer):
                 return self._product(name, func, *((gate, b) if gated[0] else (a, gate)))
             if "div" not in name and not all(gated) and sum(v in self.activated for v in (a, b)) == 1:
                 return halves(func, a, b, how)
-            value: Tensor = without_graph(func, (a, b), how)
-            self._unruled(value, name, _TWO)
-            return value
+            return self._unruled(name, _TWO, func, (a, b), how)
         if "div" in name and self.is_attributed(a if name.startswith("r") else b):
-            value = without_graph(func, (a, b), how)
-            self._unruled(value, name, "no rule is stated for a division by an activation")
-            return value
+            return self._unruled(name, "no rule is stated for a division by an activation", func, (a, b), how)
         for value, factor in ((a, b), (b, a)):
             found = self._layer_before(value, factor)
             if found is not None and not (found[0].transposed or how or name.startswith("r")):
@@ -282,26 +272,24 @@ class Relevance(Tracer):
         per_unit = signal in self.rowed and signal.dim() > 1 and signal.shape == gate.shape
         if per_unit and gate in self.gates:
             # a signal that is constant, as a first state is, takes all
-            value = without_graph(func, (a, b), how)
-            self.constants.add([value])
-            return value
+            product: Tensor = without_graph(func, (a, b), how)
+            self.constants.add([product])
+            return product
         return proportional(func, (a, b), how, None, 0 if self.is_attributed(a) else 1)
 
     def _matmul(self, name: str, func: Callable[..., Any], *args: Any) -> Tensor:
         at = [i for i, v in enumerate(args) if self.is_attributed(v)]
         if len(at) != 1:
             # attention scores, perhaps: nothing but a softmax may read them
-            value: Tensor = without_graph(func, args, {})
-            self._unruled(value, name, _TWO)
-            return value
-        a, others = args[at[0]], [i for i, v in enumerate(args) if isinstance(v, Tensor) and i != at[0]]
-        if name == "matmul" and at == [0] and args[1].dim() == 2 and args[1] not in self.constants:
-            return self._weighted(dense, a, args[1].mT, None, False)
-        if len(others) == 1 and args[others[0]] not in self.constants:
-            # weights, in whatever order; attention is no weight: all its contributions count
-            linear = product(func, tuple(None if isinstance(v, Tensor) else v for v in args), at[0], *others)
-            return self._weighted(linear, a, args[others[0]], None, False, True, summed(name, args, at[0]))
-        return proportional(func, args, {}, None, at[0])
+            return self._unruled(name, _TWO, func, args)
+        others = [v for i, v in enumerate(args) if isinstance(v, Tensor) and i != at[0]]
+        if all(v in self.constants for v in others):
+            # attention is no weight: all its contributions count
+            return proportional(func, args, {}, None, at[0])
+        if name in ("matmul", "mm") and at == [0] and args[1].dim() == 2:
+            return self._weighted(dense, args[0], args[1].mT, None, False)
+        why = "only inputs times a matrix of weights, x @ w, have a stated rule"
+        return self._unruled(name, why, func, args)
 
     # --- what is known of an answer from what is known of what went in ----------------------------------
 
@@ -312,11 +300,7 @@ class Relevance(Tracer):
         given = [v for v in tensors((args, kwargs)) if v.is_floating_point()]
         explained = [v for v in given if v in self.attributed]
         kept = kind in ("structure", "maximum", "average", "sum") and name not in TURNING
-        if (
-            name in POSITIVE
-            or rectifies(name, args, kwargs)
-            or (kept and all(v in self.positive for v in given))
-        ):
+        if name in POSITIVE or (kept and all(v in self.positive for v in given)):
             self.positive.add(made)
         rescaled = kind in ("structure", "maximum", "product") or (kind == "sum" and len(explained) == 1)
         if rescaled and all(v in self.raw for v in explained):

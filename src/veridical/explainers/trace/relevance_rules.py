@@ -3,18 +3,13 @@
 Every rule of a linear layer z = a w + b gives input i the share of its (modified) contribution in the
 (modified) pre-activation, R_i = sum_j [a_i w_ij]' / (sum_k [a_k w_kj]' + b') R_j. Rules differ in the
 modification alone; each is written as terms (a', w') whose products add up to it.
-
-A rule that changes a layer's weights runs the layer again. Each such pass weighs what the layer weighs in the
-model: its multiplications over those of all layers with weights. Summed over the layers that is a number of
-further passes through the whole model per row, which the meter counts like any other row (`Work`).
+A rule that changes a layer's weights runs that layer again with them, on the way back.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from veridical.errors import InputError
-from veridical.explainers.trace.tracer import Pull, pulled, route
-from veridical.models.cost import Meter
+from veridical.explainers.trace.tracer import Pull, pulled
 
 RuleName = Literal["epsilon", "gamma", "z_plus", "alpha_beta", "flat", "w_square", "z_box"]
 RULES: tuple[str, ...] = get_args(RuleName)
@@ -40,15 +34,6 @@ Linear = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Pull]]
 # --- linear maps ------------------------------------------------------------------------------------------
 
 
-def linear_in(function: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Linear:
-    """Any function that is linear in its inputs: autograd finds the way back."""
-
-    def run(a: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Pull]:
-        return pulled(lambda leaf: function(leaf, w, b), a)
-
-    return run
-
-
 def dense(a: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Pull]:
     """A linear layer."""
     with torch.no_grad():
@@ -58,38 +43,11 @@ def dense(a: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Pull]:
 
 def convolution(func: Callable[..., Tensor], args: tuple[Any, ...], named: dict[str, Any]) -> Linear:
     """A convolution called with these arguments behind its weights and bias."""
-    return linear_in(lambda a, w, b: func(a, w, b, *args, **named))
 
+    def run(a: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Pull]:
+        return pulled(lambda leaf: func(leaf, w, b, *args, **named), a)
 
-def product(func: Callable[..., Tensor], args: tuple[Any, ...], at: int, weights: int) -> Linear:
-    """A product of matrices, however it is written, that takes inputs and weights at these places."""
-    return linear_in(partial(_product, func, args, at, weights))
-
-
-def _product(
-    func: Callable[..., Tensor],
-    args: tuple[Any, ...],
-    at: int,
-    weights: int,
-    a: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-) -> Tensor:
-    given = list(args)
-    given[at], given[weights] = a, w
-    z = func(*given)
-    return z if b is None else z + b
-
-
-def summed(name: str, args: tuple[Any, ...], at: int) -> int:
-    """How many products are summed to each number of such a product."""
-    a = args[at]
-    if name == "einsum":
-        given, _, left = args[0].replace(" ", "").partition("->")
-        sizes = dict(zip(given.split(",")[at - 1], a.shape, strict=False))
-        return math.prod(size for letter, size in sizes.items() if letter not in left)
-    first = next(i for i, v in enumerate(args) if isinstance(v, Tensor)) == at
-    return int(a.shape[-1] if first or a.dim() == 1 else a.shape[-2])
+    return run
 
 
 # --- shares -----------------------------------------------------------------------------------------------
@@ -184,8 +142,7 @@ class Layer:
 
     `positive` if the inputs are known to be at least 0; `channels` is the axis along which weights differ.
     Where a batch norm follows, z is the norm's output, and `w`, `b` and `pull` are not yet folded.
-    `transposed` if the first axis of the weights is not the outputs; `terms` is how many products are summed
-    to each output, where the weights' shape does not tell.
+    `transposed` if the first axis of the weights is not the outputs.
     """
 
     linear: Linear
@@ -197,7 +154,6 @@ class Layer:
     channels: int
     positive: bool = False
     transposed: bool = False
-    terms: int = 0
     norm: Affine | None = None
 
     @classmethod
@@ -236,14 +192,6 @@ class Layer:
     def foldable(self) -> bool:
         """Whether a batch norm behind it keeps the channels apart along which its weights differ."""
         return not self.transposed and (self.channels > 0 or self.z.dim() == 2)
-
-    @property
-    def multiplications(self) -> int:
-        """Multiplications of one run."""
-        if self.terms:
-            return self.z.numel() * self.terms
-        over = self.a if self.transposed else self.z
-        return over.numel() * (self.w.numel() // self.w.shape[0])
 
     @property
     def weights(self) -> Tensor:
@@ -349,64 +297,3 @@ def _flat(layer: Layer, R: Tensor) -> Tensor:
     one = torch.ones_like(a.narrow(axis, 0, 1))
     thin = shares(layer.linear, [(one, w.new_ones(1, 1, *w.shape[2:]))], None, R.sum(axis, keepdim=True))
     return (thin / a.shape[axis]).expand_as(a)
-
-
-# --- what rules cost --------------------------------------------------------------------------------------
-
-FURTHER: dict[str, tuple[int, int]] = {
-    "epsilon": (0, 0),
-    "flat": (0, 0),
-    "w_square": (1, 0),
-    "z_plus": (1, 0),
-    "gamma": (1, 1),
-    "alpha_beta": (2, 1),
-    "z_box": (3, 2),
-}
-"""Passes forward and back that a rule adds to a gradient's, where the inputs are at least 0."""
-FURTHER_SIGNED: dict[str, tuple[int, int]] = {"z_plus": (2, 1), "gamma": (2, 2), "alpha_beta": (4, 3)}
-"""The same where inputs have any sign: two products stand in the place of one."""
-
-_OF_ANY_SIGN = FURTHER | FURTHER_SIGNED
-_ONCE = frozenset(name for name, passes in FURTHER.items() if passes == (0, 0))
-
-
-@dataclass
-class Work:
-    """Multiplications of one run: those of the model itself, and what the rules add forward and back."""
-
-    plain: int = 0
-    forward: int = 0
-    backward: int = 0
-
-    def through(self, layer: Layer, rule: str, rules: Rules, a: Tensor) -> Tensor:
-        """The output of a layer, whose relevance is passed back to `a` by a rule; its work is noted."""
-
-        def back(R: Tensor) -> tuple[Tensor]:
-            if rule not in _ONCE:
-                # here, since no relevance may come: not through queries and keys
-                name = "z_plus" if rule == "alpha_beta" and rules.alpha == 1 else rule
-                forward, backward = (FURTHER if layer.positive else _OF_ANY_SIGN)[name]
-                self.forward += forward * layer.multiplications
-                self.backward += backward * layer.multiplications
-            return (rules.back(rule, layer, R),)
-
-        return route(layer.z, back, a)
-
-
-@dataclass
-class Further:
-    """Counts the further rows of many runs: their sum, rounded once, however the rows are cut into runs."""
-
-    rows: int = 0
-    forward: float = 0.0
-    backward: float = 0.0
-
-    def count(self, rows: int, work: Work, meter: Meter) -> None:
-        """Note that so many rows took this work."""
-        if not work.plain:
-            return
-        before = round(self.forward), round(self.backward)
-        self.forward += rows * work.forward / work.plain
-        self.backward += rows * work.backward / work.plain
-        meter.here.forward += round(self.forward) - before[0]
-        meter.here.backward += round(self.backward) - before[1]

@@ -25,6 +25,7 @@ from veridical.explainers.gradients import input_gradient
 from veridical.explainers.layout import at_logits
 from veridical.explainers.trace.operations import FACTS, LIKE, NEW, mapped, overwritten, plain_name, tensors
 from veridical.models.adapters import ArrayModel, FunctionModel
+from veridical.models.context import Context
 from veridical.models.predictor import Output, call, out_of_memory, plain_output
 from veridical.values.task import Task
 
@@ -368,13 +369,12 @@ class TracingExplainer(Explainer):
         traced = TracedModel(inner.model, inner.output)
         return task.changed(predictor=inner.with_model(traced, plain_output), outputs=task.known("outputs"))
 
-    def pass_back(self, task: Task) -> tuple[Tracer, Tensor]:
-        """Trace the model on the task's inputs, and pass the explained outputs back to them."""
+    def attribute(self, task: Task, context: Context) -> Tensor:
         with task.session(grad=True):
             tracer = self.tracer(task, task.inputs.detach().requires_grad_(True))
             outputs = traced_outputs(task, tracer)
             keep_outputs(task, outputs)
-            return tracer, input_gradient(selected(outputs, task.targets).sum(), tracer.x)
+            return input_gradient(selected(outputs, task.targets).sum(), tracer.x)
 
     def _refusal(self, task: Task) -> str | None:
         own = _innermost(task.predictor.model)
