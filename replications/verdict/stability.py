@@ -29,7 +29,7 @@ from replications.verdict.audits import WITHOUT_DESCRIPTION
 from veridical.auditing.effort import EFFORTS
 from veridical.core.key import Key
 from veridical.data import reviews as writing
-from veridical.data.huggingface import from_huggingface
+from veridical.data.load import from_huggingface
 
 ORDER = ("glance", "quick", "standard")
 SAMPLES = 200

@@ -11,17 +11,13 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from sklearn.compose import ColumnTransformer
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder
 
 import veridical as vd
 from tests.data_tests.conftest import Brightness
-from veridical.data import label_column, read_examples, text_column
+from veridical.data import label_column, load_task, read_examples, text_column
 from veridical.data.files import read_table, some_rows
 from veridical.data.images import image_rule, open_image, read_image
-from veridical.data.tables import check_labels, class_numbers
+from veridical.data.tables import Labels
 from veridical.errors import FormatError, InputError, MissingExtraError
 
 # --- arrays ---------------------------------------------------------------------------------------------
@@ -179,7 +175,7 @@ def test_texts_are_guessed_only_where_one_column_can_be_them():
 
 
 @pytest.mark.parametrize(
-    ("values", "classes", "numbers"),
+    ("values", "names", "numbers"),
     [
         ([2, 0], ["a", "b", "c"], [2, 0]),
         ([1.0, 0.0], ["a", "b"], [1, 0]),
@@ -191,26 +187,28 @@ def test_texts_are_guessed_only_where_one_column_can_be_them():
         ([True, False], None, [1, 0]),
     ],
 )
-def test_labels_become_numbers_of_outputs(values, classes, numbers):
-    assert class_numbers(values, classes).tolist() == numbers
+def test_labels_become_numbers_of_outputs(values, names, numbers):
+    assert Labels.of(values, values[::-1], names=names).values.tolist() == numbers
+    assert Labels.of(values, values[::-1], names=names).train.tolist() == numbers[::-1]
 
 
-def test_labels_that_fit_no_output_are_told():
+def test_labels_that_fit_no_output_are_refused():
     with pytest.raises(InputError, match=r"labels \['c'\] are not among the model's classes \['a', 'b'\]"):
-        class_numbers(["a", "c"], ["a", "b"])
+        Labels.of(["a", "c"], None, names=["a", "b"])
     # two classes that differ in case alone are told apart, so case is not forgiven
     with pytest.raises(InputError, match="not among"):
-        class_numbers(["Ab"], ["aB", "AB"])
-    with pytest.raises(
-        InputError, match="labels run from 0 to 3, and the model's outputs are numbered 0 to 2"
+        Labels.of(["Ab"], None, names=["aB", "AB"])
+    task = vd.Task(torch.nn.Linear(2, 3), torch.ones(2, 2))
+    for labels, message in (
+        ([0, 3], "labels run from 0 to 3, and the model has the numbers 0 to 2"),
+        (["a", "b"], "name 2 classes and the model has 3 outputs"),
+        ([0.5, 1], "have fractions"),
     ):
-        check_labels(torch.tensor([0, 3]), 3, "multiclass")
-    with pytest.raises(InputError, match="name 2 classes and the model has 3 outputs"):
-        check_labels(torch.tensor([0, 1]), 3, "multiclass", named=2)
-    with pytest.raises(InputError, match="have fractions"):
-        check_labels(torch.tensor([0.5]), 3, "multiclass")
-    check_labels(torch.tensor([0.5]), 1, "regression")
-    check_labels(None, 1, "binary")
+        with pytest.raises(InputError, match=message):
+            Labels.of(labels, None).checked(task)
+    regression = vd.Task(torch.nn.Linear(2, 1), torch.ones(2, 2), head="regression")
+    for labels in ([0.5, 1], None):
+        assert Labels.of(labels, None).checked(regression) is regression
 
 
 def test_the_rows_drawn_follow_from_the_seed():
@@ -264,7 +262,7 @@ def test_the_missing_extra_is_named(photos, monkeypatch):
 def test_a_folder_names_the_class_of_each_image(photos):
     found = read_examples(photos)
     assert (found.kind, found.count, found.name) == ("images", 12, "photos")
-    assert found.classes == ["dark"] * 6 + ["light"] * 6
+    assert found.arrays["labels"] == ["dark"] * 6 + ["light"] * 6
 
 
 @pytest.mark.parametrize(
@@ -322,33 +320,20 @@ def test_arrays_in_memory_and_in_files_give_the_same_task(tmp_path):
     np.savez(tmp_path / "set.npz", **arrays)
     np.save(tmp_path / "rows.npy", arrays["inputs"])
     save_file(arrays, tmp_path / "set.safetensors")
-    direct = vd.tasks.from_arrays(linear, arrays["inputs"], labels=arrays["labels"])
-    for file in ("set.npz", "set.safetensors"):
-        task = vd.tasks.from_arrays(linear, tmp_path / file)
+    direct = vd.Task(linear, arrays["inputs"], labels=arrays["labels"])
+    for data in (tmp_path / "set.npz", tmp_path / "set.safetensors", arrays):
+        task = load_task(linear, data)
         assert torch.equal(task.inputs, direct.inputs)
         assert torch.equal(task.labels, direct.labels)
         assert task.train.shape == (5, 4)
         assert task.train_labels.shape == (5,)
-        assert task.name == "set"
-    bare = vd.tasks.from_arrays(linear, str(tmp_path / "rows.npy"), targets=1)
+    bare = load_task(linear, str(tmp_path / "rows.npy"), targets=1)
     assert bare.labels is None
     assert (bare.targets == 1).all()
 
 
-def test_a_share_of_a_table_becomes_reference_rows(shop):
-    encode = ColumnTransformer([("one", OneHotEncoder(), ["colour"])], remainder="passthrough")
-    model = make_pipeline(encode, LogisticRegression(max_iter=1000))
-    model.fit(shop.drop(columns="bought"), shop["bought"])
-    task = vd.tasks.from_table(model, shop, label="bought", train=0.5, head="binary")
-    assert len(task) + len(task.train) == 120
-    rows = shop.iloc[task.ids.tolist()]
-    assert torch.equal(task.labels, torch.tensor((rows["bought"] == "yes").to_numpy()).long())
-    expected = model.predict(rows.drop(columns="bought")) == "yes"
-    assert torch.equal(task.predictions, torch.tensor(expected).long())
-
-
 def test_categories_become_column_groups_for_a_module(shop):
-    task = vd.tasks.from_table(torch.nn.Linear(5, 2), shop, label="bought", train=shop)
+    task = load_task(torch.nn.Linear(5, 2), shop, labels="bought", train=shop)
     assert task.space.kind == "column_group"
     assert task.space.labels.tolist() == [0, 1, 1, 1, 2]
     levels = ["blue", "green", "red"]
@@ -357,6 +342,8 @@ def test_categories_become_column_groups_for_a_module(shop):
     assert torch.allclose(task.inputs[:, 4], torch.tensor(shop["age"].to_numpy(), dtype=torch.float32))
     # removing the colour takes a whole colour from a reference row, never parts of two
     assert vd.explain("occlusion", task).values.shape == (120, 3)
+    with pytest.raises(InputError, match=r"\['size'\] have missing values"):
+        load_task(torch.nn.Linear(5, 2), shop.assign(size=np.nan))
 
 
 def test_labels_follow_the_order_of_the_models_classes(shop):
@@ -369,38 +356,31 @@ def test_labels_follow_the_order_of_the_models_classes(shop):
         def predict_proba(self, rows):
             return np.tile([0.7, 0.3], (len(rows), 1))
 
-    task = vd.tasks.from_table(Backwards(), shop, label="bought")
+    task = load_task(Backwards(), shop, labels="bought")
     assert task.labels.tolist() == [int(b == "no") for b in shop["bought"]]
-
-
-@pytest.mark.parametrize(
-    ("changes", "settings", "message"),
-    [
-        ({}, {"label": "sold"}, "no column 'sold'"),
-        ({"size": np.nan}, {}, r"\['size'\] have missing values"),
-        ({}, {"train": 1.5}, "between 0 and 1"),
-    ],
-)
-def test_tables_that_a_module_cannot_read_are_refused(shop, changes, settings, message):
-    with pytest.raises(InputError, match=message):
-        vd.tasks.from_table(torch.nn.Linear(5, 2), shop.assign(**changes), **settings)
 
 
 def test_subfolders_name_the_classes(photos):
     rule = {"size": 16, "mean": 0.5, "deviation": 0.5}
-    task = vd.tasks.from_image_folder(Brightness(), photos, **rule)
+    task = load_task(Brightness(), photos, image=rule)
     assert task.inputs.shape == (12, 3, 16, 16)
     assert task.labels.tolist() == [0] * 6 + [1] * 6
     assert torch.equal(task.predictions, task.labels)
-    swapped = vd.tasks.from_image_folder(Brightness(), photos, **rule, classes=["light", "dark"])
+    swapped = load_task(Brightness(), photos, image=rule, classes=["light", "dark"])
     assert swapped.labels.tolist() == [1] * 6 + [0] * 6
     with pytest.raises(InputError, match="'dark', 'light'"):
-        vd.tasks.from_image_folder(Brightness(), photos, size=8, classes=["a"])
+        load_task(Brightness(), photos, image=rule, classes=["a", "b"])
+    # subfolders of digits are numbers of outputs, however many of them there are
+    for old, new in (("dark", "0"), ("light", "10")):
+        (photos / old).rename(photos / new)
+    wide = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 11))
+    assert load_task(wide, photos, image=rule).labels.tolist() == [0] * 6 + [10] * 6
 
 
 def test_a_part_of_a_folder_keeps_ids_and_labels(photos):
-    whole = vd.tasks.from_image_folder(Brightness(), photos, size=(8, 12), channels=1)
-    part = vd.tasks.from_image_folder(Brightness(), photos, size=(8, 12), channels=1, samples=3, seed=5)
+    rule = {"size": (8, 12), "channels": 1}
+    whole = load_task(Brightness(), photos, image=rule)
+    part = load_task(Brightness(), photos, image=rule, samples=3, seed=5)
     assert whole.inputs.shape == (12, 1, 8, 12)
     place = {number: row for row, number in enumerate(whole.ids.tolist())}
     rows = [place[number] for number in part.ids.tolist()]
@@ -412,13 +392,12 @@ def test_the_centre_is_cut_out(tmp_path):
     pixels = np.zeros((10, 30, 3), np.uint8)
     pixels[:, 10:20] = 255
     Image.fromarray(pixels).save(tmp_path / "stripe.png")
-    task = vd.tasks.from_image_folder(Brightness(), tmp_path, size=10, shorter=10)
+    task = load_task(Brightness(), tmp_path, image={"size": 10, "shorter": 10})
     assert task.labels is None
     assert (task.inputs == 1).all()
 
 
-@pytest.mark.parametrize(("folder", "message"), [("none", "there is no folder"), ("empty", "holds no image")])
-def test_folders_without_images_are_refused(tmp_path, folder, message):
+def test_a_folder_without_images_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=message):
-        vd.tasks.from_image_folder(Brightness(), tmp_path / folder, size=8)
+    with pytest.raises(InputError, match="holds no image"):
+        load_task(Brightness(), tmp_path / "empty", image={"size": 8})

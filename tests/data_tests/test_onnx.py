@@ -47,8 +47,8 @@ def rows():
 @pytest.mark.parametrize("batch", ["N", 1, 3, 16])
 def test_any_batch_dimension_gives_the_same_answers(tmp_path, rows, batch):
     onnx.save(linear_model(batch), tmp_path / "linear.onnx")
-    task = vd.tasks.from_onnx(tmp_path / "linear.onnx", rows)
-    assert task.name == "linear"
+    task = load_task(tmp_path / "linear.onnx", rows)
+    assert task.name == "linear on arrays"
     assert not task.differentiable
     assert np.allclose(task.outputs.numpy(), rows @ WEIGHT, atol=1e-5)
     values = vd.explain("occlusion", task, **{}).values
@@ -58,12 +58,12 @@ def test_any_batch_dimension_gives_the_same_answers(tmp_path, rows, batch):
 
 def test_an_output_is_chosen_by_name(tmp_path, rows):
     onnx.save(linear_model("N", extra_outputs=True), tmp_path / "two.onnx")
-    task = vd.tasks.from_onnx(tmp_path / "two.onnx", rows, output_name="y")
-    assert np.allclose(task.outputs.numpy(), rows @ WEIGHT, atol=1e-5)
+    for model in (tmp_path / "two.onnx", OnnxFunction(tmp_path / "two.onnx", "y")):
+        assert np.allclose(load_task(model, rows).outputs.numpy(), rows @ WEIGHT, atol=1e-5)
     with pytest.raises(InputError, match="label"):
-        OnnxFunction(tmp_path / "two.onnx")(rows)
+        OnnxFunction(tmp_path / "two.onnx", "label")(rows)
     with pytest.raises(InputError, match="not 'z'"):
-        vd.tasks.from_onnx(tmp_path / "two.onnx", rows, output_name="z")
+        OnnxFunction(tmp_path / "two.onnx", "z")
 
 
 def external(model, path, location):
@@ -78,7 +78,7 @@ def external(model, path, location):
 
 def test_weights_beside_the_model_are_read(tmp_path, rows):
     external(linear_model("N"), tmp_path / "beside.onnx", "weights.bin")
-    task = vd.tasks.from_onnx(tmp_path / "beside.onnx", rows)
+    task = load_task(tmp_path / "beside.onnx", rows)
     assert np.allclose(task.outputs.numpy(), rows @ WEIGHT, atol=1e-5)
 
 
@@ -88,7 +88,7 @@ def test_weights_outside_the_folder_are_refused(tmp_path, rows, location):
     (folder / "inner").mkdir(parents=True)
     external(linear_model("N"), folder / "evil.onnx", location)
     with pytest.raises(FormatError, match="outside its folder"):
-        vd.tasks.from_onnx(folder / "evil.onnx", rows)
+        load_task(folder / "evil.onnx", rows)
 
 
 def test_a_link_out_of_the_folder_is_refused(tmp_path, rows):
@@ -98,7 +98,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path, rows):
     (folder / "weights.bin").rename(tmp_path / "elsewhere.bin")
     (folder / "weights.bin").symlink_to(tmp_path / "elsewhere.bin")
     with pytest.raises(FormatError, match="outside its folder"):
-        vd.tasks.from_onnx(folder / "link.onnx", rows)
+        load_task(folder / "link.onnx", rows)
 
 
 def test_a_constant_in_a_nested_graph_is_checked_too(tmp_path):
@@ -186,7 +186,7 @@ def test_two_models_are_told_apart_by_their_content(tmp_path, arrays):
     hashes = []
     for name, weight in (("a", first), ("b", second), ("c", first)):
         onnx.save(classifier(weight), tmp_path / f"{name}.onnx")
-        task = vd.tasks.from_onnx(tmp_path / f"{name}.onnx", arrays["x"], output_name="probabilities")
+        task = load_task(tmp_path / f"{name}.onnx", arrays["x"])
         hashes.append(task.with_targets(0).content_hash())
     assert hashes[0] == hashes[2] != hashes[1]
     function = load_model(tmp_path / "a.onnx").model

@@ -180,7 +180,7 @@ def test_one_of_several_targets_of_a_model_on_disk(tmp_path) -> None:
     task = load_task(model, frame.assign(kind=THREE), labels="kind", output=1)
     assert task.labels is not None
     np.testing.assert_array_equal(task.labels.numpy(), THREE)
-    again = vd.tasks.from_table(model, frame.assign(kind=THREE), label="kind", output=1)
+    again = load_task(model, frame.assign(kind=THREE), labels="kind", output=1)
     np.testing.assert_array_equal(again.outputs.numpy(), task.outputs.numpy())
 
 

@@ -23,6 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import veridical as vd
+from veridical.data import load_task
 from veridical.errors import InputError, NotApplicableError
 from veridical.models.dataframes import FrameCodec, is_frame
 from veridical.perturb.fills import Mean, UniformNoise, extremes
@@ -273,7 +274,7 @@ def test_a_torch_module_and_infinity_are_refused() -> None:
     with pytest.raises(InputError, match="infinite values in 1 rows"):
         vd.Task(PIPELINE_MISSING, FRAME_MISSING[:3].assign(a=[np.inf, 0, 0]))
     with pytest.raises(InputError, match="missing values, which a torch module cannot read"):
-        vd.tasks.from_table(torch.nn.Linear(4, 2), FRAME_MISSING)
+        load_task(torch.nn.Linear(4, 2), FRAME_MISSING)
 
 
 def test_missing_categories_go_to_the_model_as_missing() -> None:

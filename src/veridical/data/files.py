@@ -187,8 +187,8 @@ def _flat(where: str, row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def image_files(folder: str | Path) -> tuple[list[Path], list[str] | None, Tensor | None]:
-    """All images of a folder in a fixed order; where they lie in subfolders, also classes and labels."""
+def image_files(folder: str | Path) -> tuple[list[Path], list[str] | None]:
+    """All images of a folder in a fixed order; where all lie in subfolders, also the class of each."""
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
@@ -196,10 +196,7 @@ def image_files(folder: str | Path) -> tuple[list[Path], list[str] | None, Tenso
     if not files:
         raise InputError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
     parents = [path.relative_to(folder).parts[:-1] for path in files]
-    if not all(parents):
-        return files, None, None
-    classes = sorted({parts[0] for parts in parents})
-    return files, classes, torch.tensor([classes.index(parts[0]) for parts in parents])
+    return files, [parts[0] for parts in parents] if all(parents) else None
 
 
 # --- data, before it is known what the model makes of it ------------------------------------------------
@@ -219,16 +216,19 @@ _PURPOSES = {alias: purpose for purpose, aliases in ALIASES.items() for alias in
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Rows as they were found: arrays by name, a data frame, or the images of a folder."""
+    """Rows as they were found: an array, a data frame, or the images of a folder."""
 
     kind: Literal["arrays", "table", "images"]
     rows: Any
-    count: int
     name: str
     arrays: Mapping[str, Any] = field(default_factory=dict)
+    """Labels, train, train_labels, masks and targets, where arrays or subfolders give them."""
     folder: Path | None = None
-    classes: list[str] | None = None
-    """The subfolder each image lies in, where every one lies in some."""
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.rows)
 
 
 def read_examples(data: Any, labels: str | None = None, reference: bool = False) -> Examples:
@@ -237,7 +237,8 @@ def read_examples(data: Any, labels: str | None = None, reference: bool = False)
     Parameters
     ----------
     data
-        A folder of images, a file of arrays or of a table, or arrays or a data frame in memory.
+        A folder of images, a file of arrays or of a table, or in memory arrays, a mapping of them, or a data
+        frame.
     labels : str, optional
         The array of a file that holds the true classes.
     reference : bool
@@ -257,18 +258,16 @@ def read_examples(data: Any, labels: str | None = None, reference: bool = False)
     """
     data = as_pandas(data)
     if is_frame(data):
-        return Examples("table", data, len(data), "table")
+        return Examples("table", data, "table")
     if not isinstance(data, str | Path):
-        return _arrays({"inputs": data}, "data")
+        return _arrays(data if isinstance(data, Mapping) else {"inputs": data}, "data", labels)
     path = Path(data)
     if path.is_dir():
-        files, classes, found = image_files(path)
-        names = None if classes is None or found is None else [classes[i] for i in found.tolist()]
-        return Examples("images", files, len(files), path.name, folder=path, classes=names)
+        files, classes = image_files(path)
+        return Examples("images", files, path.name, {} if classes is None else {"labels": classes}, path)
     suffix = path.suffix.lower()
     if suffix in TABLE_SUFFIXES:
-        frame = read_table(path)
-        return Examples("table", frame, len(frame), path.stem)
+        return Examples("table", read_table(path), path.stem)
     if suffix not in ARRAY_SUFFIXES:
         exists = "" if path.exists() else ", and there is no such file or folder"
         raise InputError(
@@ -281,36 +280,36 @@ def read_examples(data: Any, labels: str | None = None, reference: bool = False)
         by_purpose = {_PURPOSES.get(name.lower()): value for name, value in arrays.items()}
         if "train" in by_purpose:
             renamed = {"train": "inputs", "train_labels": "labels"}
-            arrays = {renamed[old]: by_purpose[old] for old in renamed if old in by_purpose}
+            arrays = {new: by_purpose[old] for old, new in renamed.items() if old in by_purpose}
+            labels = None
     return _arrays(arrays, path.name, labels, path.stem)
 
 
-def _arrays(found: Mapping[str, Any], file: str, labels: str | None = None, name: str = "arrays") -> Examples:
-    found = dict(found)
-    held = ", ".join(sorted(found))
-    arrays: dict[str, Any] = {}
+def _arrays(given: Mapping[str, Any], file: str, labels: str | None = None, name: str = "arrays") -> Examples:
+    held = ", ".join(sorted(given))
+    purposes = {own: _PURPOSES.get(own.lower()) for own in given}
     if labels is not None:
-        if labels not in found:
+        if labels not in given:
             raise InputError(f"there is no array '{labels}'; {file} has {held}")
-        arrays["labels"] = found.pop(labels)
-    if len(found) == 1 and "inputs" not in {_PURPOSES.get(own.lower()) for own in found}:
-        found = {"inputs": next(iter(found.values()))}
-    for own in sorted(found):
-        purpose = _PURPOSES.get(own.lower())
+        # this array is the labels, and no other
+        purposes = {own: kind for own, kind in purposes.items() if kind != "labels"} | {labels: "labels"}
+    others = [own for own in purposes if own != labels]
+    if len(others) == 1 and purposes[others[0]] != "inputs":
+        purposes[others[0]] = "inputs"
+    arrays: dict[str, Any] = {}
+    for own, purpose in sorted(purposes.items()):
         if purpose is None:
             wanted = "; ".join(f"{purpose}: {' or '.join(names)}" for purpose, names in ALIASES.items())
             raise FormatError(f"{file} holds {held}; {own} cannot be placed. Names are {wanted}")
-        if purpose == "labels" and labels is not None:
-            continue
         if purpose in arrays:
             raise FormatError(f"{file} holds {held}, and several of them may be the {purpose}")
-        arrays[purpose] = found[own]
+        arrays[purpose] = given[own]
     if "inputs" not in arrays:
         raise FormatError(f"{file} holds {held}; none of them is the inputs ({', '.join(ALIASES['inputs'])})")
     rows = arrays.pop("inputs")
     if not getattr(rows, "ndim", 1) or not len(rows):
         raise FormatError(f"{file} has no rows: inputs have shape {tuple(getattr(rows, 'shape', ()))}")
-    return Examples("arrays", rows, len(rows), name, arrays)
+    return Examples("arrays", rows, name, arrays)
 
 
 def some_rows(count: int, samples: int | None, seed: int) -> Tensor:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veridical.data.files import image_files, require
-from veridical.data.images import image_space, open_image
-from veridical.data.tables import class_numbers
+from veridical.data.files import require
+from veridical.data.images import ImageReader, open_image
 from veridical.errors import (
     FormatError,
     InputError,
@@ -27,7 +25,6 @@ from veridical.errors import (
 )
 from veridical.perturb.fills import Token
 from veridical.values.space import Space
-from veridical.values.task import Task
 
 # --- classifiers of texts and images --------------------------------------------------------------------
 
@@ -57,92 +54,25 @@ class ImageClassifier(nn.Module):
         return logits
 
 
-def from_huggingface(
-    source: str | Path,
-    inputs: Any,
-    *,
-    length: int = 128,
-    labels: Any = None,
-    train: Any = None,
-    device: torch.device | str | None = None,
-    **settings: Any,
-) -> Task:
-    """A task from a text or image classifier saved by transformers.
+def read_classifier(source: str, length: int) -> tuple[nn.Module, str, TextReader | ProcessorReader]:
+    """A text or image classifier, the head of its configuration, and what reads its inputs.
 
-    Weights must be safetensors, and code that comes with a model never runs. Special tokens are no features,
-    and removed tokens become padding, which the model does not attend to.
-
-    Parameters
-    ----------
-    source : str or path
-        A local folder; only a name that is no folder is looked up on the hub.
-    inputs
-        For a text classifier texts. For an image classifier a folder of images, paths, or a tensor
-        (N, channels, height, width) that is ready for the model; files are prepared by the folder's own image
-        processor.
-    length : int
-        Texts are cut and padded to at most so many tokens.
-    labels : sequence, optional
-        Numbers of outputs, or names of the model's classes.
-    train : optional
-        Reference rows of the same kind, alone or in a tuple with their labels; texts are cut to the longest
-        of `inputs`.
-    device : torch.device or str, optional
-        Where the model runs; the CPU by default.
-    **settings
-        Go to `Task`.
-
-    Returns
-    -------
-    Task
-
-    Raises
-    ------
-    FormatError
-        Where the folder has no safetensors, lacks weights or a tokenizer, or brings code of its own.
-    NotApplicableError
-        Where it holds another kind of model.
+    Weights must be safetensors, and code that comes with a model never runs.
     """
-    config, options, kind = classifier(source)
-    settings.setdefault("name", Path(source).name)
+    options = reading_options(source)
     with quietly(), reading_errors(source):
         import transformers
 
-        if kind == "text":
-            read: Any = TextReader(str(source), config, length, options)
-            model = _load_pretrained(transformers.AutoModelForSequenceClassification, str(source), options)
-        else:
-            read = ImageReader(str(source), config, options)
-            model = _load_pretrained(transformers.AutoModelForImageClassification, str(source), options)
-    rows, found, about = read(inputs)
-    settings = {"head": _head(config), **about, **settings}
-    given = found if labels is None else labels
-    if given is not None:
-        settings["labels"] = class_numbers(given, output_names(config))
-    if train is not None:
-        known, truth = train if isinstance(train, tuple) else (train, None)
-        reference, seen, _ = read(known, rows.shape[1:])
-        truth = seen if truth is None else truth
-        settings["train"] = (
-            reference if truth is None else (reference, class_numbers(truth, output_names(config)))
-        )
-    wrap = TokenClassifier(model, read.pad) if isinstance(read, TextReader) else ImageClassifier(model)
-    wrap.eval()
-    return Task(wrap.to(device or "cpu"), rows, **settings)
-
-
-def classifier(source: str | Path) -> tuple[Any, dict[str, Any], Literal["text", "image"]]:
-    """The configuration of a classifier, how its files may be read, and what it classifies."""
-    options = reading_options(source)
-    with quietly(), reading_errors(source):
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(str(source), **options)
-    kinds = " ".join(config.architectures or ())
-    if "ForSequenceClassification" in kinds:
-        return config, options, "text"
-    if "ForImageClassification" in kinds:
-        return config, options, "image"
+        config = transformers.AutoConfig.from_pretrained(source, **options)
+        kinds = " ".join(config.architectures or ())
+        if "ForSequenceClassification" in kinds:
+            texts = TextReader(source, config, length, options)
+            module = _load_pretrained(transformers.AutoModelForSequenceClassification, source, options)
+            return TokenClassifier(module, texts.pad).eval(), _head(config), texts
+        if "ForImageClassification" in kinds:
+            images = ProcessorReader(source, config, options)
+            module = _load_pretrained(transformers.AutoModelForImageClassification, source, options)
+            return ImageClassifier(module).eval(), _head(config), images
     raise NotApplicableError(
         f"{source} holds {kinds or 'no architecture'}; expected ...ForSequenceClassification or "
         "...ForImageClassification"
@@ -158,7 +88,7 @@ def reading_options(source: str | Path) -> dict[str, Any]:
     return {"local_files_only": local, "trust_remote_code": False}
 
 
-def output_names(config: Any) -> list[str]:
+def _output_names(config: Any) -> list[str]:
     """The names of a model's outputs in their order."""
     return [str(name) for _, name in sorted((int(number), name) for number, name in config.id2label.items())]
 
@@ -186,79 +116,61 @@ class TextReader:
                 f"the tokenizer of {source} has no pad token; set one and save the tokenizer again"
             )
         self.pad: int = self.tokenizer.pad_token_id
+        self.names = _output_names(config)
         # tokenizers that were given no limit state an enormous one
         limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or length)
         self.length = min(length, *limits)
 
-    def __call__(self, texts: Any, shape: torch.Size | None = None) -> tuple[Tensor, None, dict[str, Any]]:
-        """Token ids, no labels, and the space and fill of them; `shape` says how long rows are."""
-        if isinstance(texts, str | Path) or not all(isinstance(text, str) for text in texts):
-            raise InputError("a text classifier takes inputs=[text, text, ...]")
-        tokenizer = self.tokenizer
-        found = tokenizer(
-            list(texts),
-            padding=True if shape is None else "max_length",
+    def padded(self, texts: list[str], length: int | None = None) -> Tensor:
+        """Token ids, as long as the longest text or as said."""
+        tokens: Tensor = self.tokenizer(
+            texts,
+            padding=True if length is None else "max_length",
             truncation=True,
-            max_length=self.length if shape is None else shape[0],
+            max_length=length or self.length,
             return_tensors="pt",
-        )
-        tokens = found["input_ids"]
-        if shape is not None:
-            return tokens, None, {}
-        special = torch.tensor(sorted(tokenizer.all_special_ids))
-        unknown = tokenizer.unk_token_id
+        )["input_ids"]
+        return tokens
+
+    def __call__(self, texts: list[str]) -> tuple[Tensor, dict[str, Any]]:
+        """Token ids, and the space and fill of them."""
+        tokens = self.padded(texts)
+        special = torch.tensor(sorted(self.tokenizer.all_special_ids))
+        unknown = self.tokenizer.unk_token_id
         # an unknown word is a word; all other special tokens are none
         valid = ~torch.isin(tokens, special) | (tokens == (-1 if unknown is None else unknown))
         empty = (~valid.any(1)).nonzero().reshape(-1).tolist()
         if empty:
             raise InputError(f"{len(empty)} texts have no word at all (first: {empty[:5]}); leave them out")
-        names = [tokenizer.convert_ids_to_tokens(row) for row in tokens.tolist()]
-        space = Space.tokens(tokens.shape[1], valid, names)
-        return tokens, None, {"space": space, "fill": Token(self.pad)}
+        names = [self.tokenizer.convert_ids_to_tokens(row) for row in tokens.tolist()]
+        return tokens, {"space": Space.tokens(tokens.shape[1], valid, names), "fill": Token(self.pad)}
 
 
-class ImageReader:
+class ProcessorReader(ImageReader):
     """Image files as the pixels of a model's own image processor."""
 
     def __init__(self, source: str, config: Any, options: dict[str, Any]) -> None:
         self.source = source
-        self.config = config
+        self.mode = "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
+        self.names = _output_names(config)
         self.options = options
 
-    def __call__(
-        self, inputs: Any, shape: torch.Size | None = None
-    ) -> tuple[Tensor, list[str] | None, dict[str, Any]]:
-        """Pixels, the names of the subfolders if those are classes, and ids."""
-        if isinstance(inputs, Tensor | np.ndarray):
-            ready = torch.as_tensor(inputs)
-            return ready, None, {"space": image_space(ready.shape[1:])} if ready.dim() == 4 else {}
-        about: dict[str, Any] = {}
-        names = None
-        if isinstance(inputs, str | Path):
-            folder = Path(inputs)
-            inputs, classes, found = image_files(folder)
-            about["ids"] = [path.relative_to(folder).as_posix() for path in inputs]
-            if classes is not None and found is not None:
-                names = self.known_classes([classes[number] for number in found.tolist()])
-        rows = [self.pixels(path) for path in inputs]
+    def pixels(self, files: Sequence[Path]) -> Tensor:
+        rows = [self._prepared(file) for file in files]
         if len({row.shape for row in rows}) > 1:
             raise NotApplicableError(
                 f"the image processor of {self.source} gives images of several sizes; let it cut them"
             )
-        about["space"] = image_space(rows[0].shape)
-        return torch.stack(rows), names, about
+        return torch.stack(rows)
 
-    def pixels(self, path: str | Path, **changes: Any) -> Tensor:
-        """One image file, prepared; `changes` replace settings of the image processor."""
-        mode = "L" if getattr(self.config, "num_channels", 3) == 1 else "RGB"
-        image = open_image(path, mode)
-        prepared = self.processor(image, return_tensors="pt", **changes)
+    def _prepared(self, file: Path, **changes: Any) -> Tensor:
+        """One image; `changes` replace settings of the image processor."""
+        prepared = self.processor(open_image(file, self.mode), return_tensors="pt", **changes)
         pixels: Tensor = prepared["pixel_values"][0].float()
         return pixels
 
-    def mask(self, path: str | Path) -> Tensor:
-        """One object mask, cut like the images: bright is the object."""
-        return self.pixels(path, do_normalize=False, do_rescale=True, rescale_factor=1 / 255)[0] > 0.5
+    def mask(self, file: Path) -> Tensor:
+        return self._prepared(file, do_normalize=False, do_rescale=True, rescale_factor=1 / 255)[0] > 0.5
 
     @cached_property
     def processor(self) -> Any:
@@ -271,16 +183,15 @@ class ImageReader:
         with quietly(), reading_errors(self.source):
             return transformers.AutoImageProcessor.from_pretrained(self.source, **choice, **self.options)
 
-    def known_classes(self, names: list[str]) -> list[str] | None:
-        """Subfolders are classes only if the model has heard of any of them."""
-        known = {name.casefold() for name in output_names(self.config)}
-        if any(name.casefold() in known or name.isdigit() for name in names):
+    def known_classes(self, names: list[str] | None) -> list[str] | None:
+        known = {name.casefold() for name in self.names}
+        if names is None or any(name.casefold() in known or name.isdigit() for name in names):
             return names
         warnings.warn(
             f"the subfolders {sorted(set(names))[:8]} are no classes of the model, so these images have no "
-            f"labels; its classes are {output_names(self.config)[:8]}",
+            f"labels; its classes are {self.names[:8]}",
             VeridicalWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
         return None
 

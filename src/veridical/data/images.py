@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veridical.core import key as keyed
 from veridical.core.files import check_limit
-from veridical.core.key import Key
-from veridical.data.files import IMAGE_SUFFIXES, Examples, image_files, require, some_rows
+from veridical.data.files import IMAGE_SUFFIXES, Examples, require, some_rows
 from veridical.data.model_files import LoadedModel
 from veridical.errors import FormatError, InputError, VeridicalError, VeridicalWarning
 from veridical.values.space import Space
-from veridical.values.task import Task
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -144,97 +141,51 @@ def image_space(shape: Sequence[int]) -> Space:
     return Space.patches(shape, (-(-height // PATCHES_A_SIDE), -(-width // PATCHES_A_SIDE)))
 
 
-def from_image_folder(
-    model: Any,
-    folder: str | Path,
-    *,
-    size: int | tuple[int, int],
-    mean: Channels = 0.0,
-    deviation: Channels = 1.0,
-    channels: int = 3,
-    shorter: int | None = None,
-    classes: Sequence[str] | None = None,
-    samples: int | None = None,
-    seed: int = 0,
-    **settings: Any,
-) -> Task:
-    """A task on a folder of images; subfolders, where there are any, name the classes.
-
-    Parameters
-    ----------
-    model
-        Takes images (N, channels, height, width).
-    folder : path
-        Holds the images, at any depth.
-    size : int or (int, int)
-        Height and width that images are cut to, from their centre.
-    mean, deviation : float or sequence of float
-        Values become (x - mean) / deviation for x in [0, 1], one for all channels or one for each.
-    channels : int
-        1 or 3.
-    shorter : int, optional
-        What the shorter side is resized to before images are cut; by default 8/7 of `size`.
-    classes : sequence of str, optional
-        Names of the subfolders in the order of the model's outputs; alphabetic by default.
-    samples : int, optional
-        Keeps a random part of the files.
-    seed : int
-        Which files are kept.
-    **settings
-        Go to `Task`.
-
-    Returns
-    -------
-    Task
-        Ids are the paths within the folder.
-    """
-    folder = Path(folder)
-    files, found, labels = image_files(folder)
-    if classes is not None:
-        if found is None or labels is None:
-            raise InputError("classes= was given, but the images lie in no subfolders")
-        unknown = sorted(set(found) - set(classes))
-        if unknown:
-            raise InputError(f"subfolders {unknown} are not among classes={list(classes)}")
-        labels = torch.tensor([list(classes).index(name) for name in found])[labels]
-    if samples is not None and samples < len(files):
-        order = keyed.permutation(Key(seed) / "image folder", torch.tensor([0]), 0, len(files))[0]
-        keep = order[:samples].sort().values
-        files = [files[i] for i in keep.tolist()]
-        labels = None if labels is None else labels[keep]
-    rows = torch.stack([read_image(path, size, mean, deviation, channels, shorter) for path in files])
-    settings.setdefault("ids", [path.relative_to(folder).as_posix() for path in files])
-    settings.setdefault("labels", labels)
-    settings.setdefault("name", folder.name)
-    return Task(model, rows, **settings)
-
-
-# --- for a model that brings no image processor ---------------------------------------------------------
+# --- readers of a model's images ------------------------------------------------------------------------
 
 RULE_FILE = "preprocessor_config.json"
-MOST_REFERENCES = 1024
+MAX_REFERENCES = 1024
 """Reference images that are kept in memory: some 600 MB at 224 x 224."""
 
 
-def rule_for(model: LoadedModel, given: dict[str, Any] | None) -> dict[str, Any]:
+class ImageReader:
+    """Image files as one model's inputs, by the arguments of `read_image`."""
+
+    def __init__(self, rule: dict[str, Any]) -> None:
+        self.rule = rule
+
+    def pixels(self, files: Sequence[Path]) -> Tensor:
+        """These images, prepared for the model."""
+        return torch.stack([read_image(file, **self.rule) for file in files])
+
+    def mask(self, file: Path) -> Tensor:
+        """The object mask of an image, cut as images are: bright is the object."""
+        geometry = {n: self.rule[n] for n in ("size", "shorter", "squash", "truncate") if n in self.rule}
+        return read_image(file, **geometry, channels=1, resample=0)[0] > 0.5
+
+    def known_classes(self, names: list[str] | None) -> list[str] | None:
+        """The subfolders of images where those are classes of the model."""
+        return names
+
+
+def rule_for(model: LoadedModel, given: dict[str, Any] | None) -> ImageReader:
     """How images are read for this model: as said, as a file beside it says, or as an ONNX model declares."""
     if given is not None:
         if "size" not in given:
             raise InputError("image= needs at least the size, such as {'size': 224}")
-        return given
+        return ImageReader(given)
     beside = None if model.path is None else model.path.parent / RULE_FILE
     if beside is not None and beside.is_file():
-        return image_rule(beside)
-    if model.kind == "onnx":
-        shape = model.model.inputs[0].shape
-        if len(shape) == 4 and all(isinstance(n, int) for n in shape[1:]) and shape[1] in (1, 3):
-            warnings.warn(
-                f"images are given to the model as values from 0 to 1; if it wants others, put a {RULE_FILE} "
-                "beside it",
-                VeridicalWarning,
-                stacklevel=4,
-            )
-            return {"size": (shape[2], shape[3]), "channels": shape[1]}
+        return ImageReader(image_rule(beside))
+    shape: Sequence[Any] = model.model.inputs[0].shape if model.kind == "onnx" else ()
+    if len(shape) == 4 and all(isinstance(n, int) for n in shape[1:]) and shape[1] in (1, 3):
+        warnings.warn(
+            f"images are given to the model as values from 0 to 1; if it wants others, put a {RULE_FILE} "
+            "beside it",
+            VeridicalWarning,
+            stacklevel=4,
+        )
+        return ImageReader({"size": (shape[2], shape[3]), "channels": shape[1]})
     raise InputError(
         "the model does not say how large its images are and how they are scaled: put a "
         f"{RULE_FILE} beside it (size, image_mean, image_std), or give image={{'size': 224, 'mean': ..., "
@@ -242,18 +193,8 @@ def rule_for(model: LoadedModel, given: dict[str, Any] | None) -> dict[str, Any]
     )
 
 
-def read_images(files: Sequence[Path], rule: dict[str, Any]) -> Tensor:
-    """All of these images, prepared by one rule."""
-    return torch.stack([read_image(file, **rule) for file in files])
-
-
-def read_masks(
-    masks: str | Path, folder: Path, files: Sequence[Path], read: Callable[[Path], Tensor]
-) -> Tensor:
-    """Object masks from images of the same names in another folder; `read` prepares them like the images."""
-    masks = Path(masks)
-    if not masks.is_dir():
-        raise InputError(f"there is no folder {masks} of masks")
+def read_masks(masks: Path, folder: Path, files: Sequence[Path], reader: ImageReader) -> Tensor:
+    """Object masks from images of the same names in another folder."""
     found = []
     for file in files:
         place = masks / file.relative_to(folder)
@@ -261,27 +202,18 @@ def read_masks(
         here = next((name for name in names if name.is_file()), None)
         if here is None:
             raise InputError(f"there is no mask for {file.relative_to(folder)} in {masks}")
-        found.append(here)
-    return torch.stack([read(file) for file in found])
+        found.append(reader.mask(here))
+    return torch.stack(found)
 
 
-def mask_reader(rule: dict[str, Any]) -> Callable[[Path], Tensor]:
-    """Reads a mask by the rule of the images it belongs to: bright is the object."""
-    geometry = {
-        name: value for name, value in rule.items() if name in ("size", "shorter", "squash", "truncate")
-    }
-    return lambda path: read_image(path, **geometry, channels=1, resample=0)[0] > 0.5
-
-
-def reference_images(reference: Examples) -> tuple[list[Path], list[str] | None]:
+def some_references(reference: Examples) -> tuple[list[Path], list[str] | None]:
     """The images of a folder of reference rows and their classes: all, or as many as memory should hold."""
-    rows = some_rows(reference.count, MOST_REFERENCES, 0)
-    if len(rows) < reference.count:
+    kept = some_rows(reference.count, MAX_REFERENCES, 0).tolist()
+    if len(kept) < reference.count:
         warnings.warn(
-            f"{MOST_REFERENCES} of the {reference.count} reference images are used, a fixed random choice",
+            f"{MAX_REFERENCES} of the {reference.count} reference images are used, a fixed random choice",
             VeridicalWarning,
             stacklevel=5,
         )
-    kept = rows.tolist()
-    names = reference.classes
+    names = reference.arrays.get("labels")
     return [reference.rows[i] for i in kept], None if names is None else [names[i] for i in kept]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,32 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from veridical.data.files import Examples, read_arrays, read_examples, some_rows
-from veridical.data.huggingface import ImageReader, classifier, from_huggingface, output_names
-from veridical.data.images import (
-    image_space,
-    mask_reader,
-    read_images,
-    read_masks,
-    reference_images,
-    rule_for,
-)
-from veridical.data.model_files import Kind, LoadedModel, load_model
+from veridical.data.huggingface import ImageClassifier, TextReader, TokenClassifier, read_classifier
+from veridical.data.images import ImageReader, image_space, read_masks, rule_for, some_references
+from veridical.data.model_files import HUB, Kind, LoadedModel, load_model
 from veridical.data.onnx_models import OnnxFunction
 from veridical.data.prompt_files import from_prompts, is_language_model
 from veridical.data.tables import (
+    MOST_WORDS,
     Labels,
     WordFunction,
-    from_table,
+    column_space,
     is_text,
     label_column,
     label_values,
-    numbered,
-    split_words,
+    one_hot,
     takes_texts,
     texts_of,
     word_rows,
 )
 from veridical.errors import InputError, ShapeError, VeridicalWarning
+from veridical.models.dataframes import FrameCodec
 from veridical.models.embeddings import embedding_layer
 from veridical.models.estimators import class_names, column_names, is_estimator, one_target
 from veridical.models.output_heads import PROBABILITIES
@@ -84,8 +78,9 @@ def load_task(
         folder or GGUF file of a causal language model takes prompts as `data`.
     data
         A .npz, .npy or .safetensors file of arrays, a .csv, .tsv, .parquet or .jsonl table, a folder of
-        images (one subfolder per class), or the same in memory. Prompts are a .jsonl file with the fields
-        prompt and, if wanted, question, answer, foil, units and id.
+        images (one subfolder per class), or the same in memory: an array, a mapping of arrays with the names
+        that a file has, texts, a data frame. Prompts are a .jsonl file with the fields prompt and, if
+        wanted, question, answer, foil, units and id.
     arch : str or callable, optional
         Builds the network of a file of weights; `module:function` where it is a text.
     labels : str, optional
@@ -114,7 +109,8 @@ def load_task(
     seed : int
         Which samples are kept.
     **settings
-        Go to `Task`; `units` and `off` of prompts are those of `vd.models.Generation`.
+        Go to `Task`; `units` and `off` of prompts are those of `vd.models.Generation`, and `length` cuts the
+        texts of a Hugging Face classifier to so many tokens (128).
 
     Returns
     -------
@@ -147,18 +143,57 @@ def load_task(
             f"the data is {_KINDS[found.kind]} and the reference rows are {_KINDS[reference.kind]}; "
             "both must be of one kind"
         )
-    loaded = load_model(model, arch=arch, kind=kind, allow_code=allow_code, device=place)
+    loaded = load_model(model, arch=arch, kind=kind, allow_code=allow_code)
     if isinstance(settings.get("output"), int):
         loaded = replace(loaded, model=one_target(loaded.model, settings.pop("output")))
     rows = some_rows(found.count, samples, seed)
     settings = {"name": name or f"{loaded.name} on {found.name}", "ids": rows, **settings}
     request = Request(found, reference, rows, labels, text, classes, image, masks, settings)
-    if loaded.kind == "huggingface":
-        return _from_folder(loaded, request, place)
     by_data = {"images": _from_images, "table": _from_columns, "arrays": _from_arrays}
     build = _from_words if takes_texts(loaded.model) else by_data[found.kind]
-    task = build(loaded, request)
+    task = (_from_folder if loaded.kind == "huggingface" else build)(loaded, request)
     return task if place is None else task.to(place)
+
+
+def from_huggingface(
+    source: str | Path, inputs: Any, *, labels: Any = None, train: Any = None, **settings: Any
+) -> Task:
+    """A task from a text or image classifier saved by transformers, and inputs in memory.
+
+    Weights must be safetensors, and code that comes with a model never runs. Special tokens are no features,
+    and removed tokens become padding, which the model does not attend to.
+
+    Parameters
+    ----------
+    source : str or path
+        A local folder; only a name that is no folder is looked up on the hub.
+    inputs
+        For a text classifier texts. For an image classifier a tensor (N, channels, height, width) that is
+        ready for the model, or a folder of images, which are prepared by the model's own image processor.
+    labels : sequence, optional
+        Numbers of outputs, or names of the model's classes; of a folder its subfolders name them.
+    train : optional
+        Reference rows of the same kind, alone or in a tuple with their labels; texts are cut to the longest
+        of `inputs`.
+    **settings
+        Go to `load_task`.
+
+    Returns
+    -------
+    Task
+
+    Raises
+    ------
+    FormatError
+        Where the folder has no safetensors, lacks weights or a tokenizer, or brings code of its own.
+    NotApplicableError
+        Where it holds another kind of model.
+    """
+    train = {"inputs": train[0], "labels": train[1]} if isinstance(train, tuple) else train
+    data = inputs if labels is None else {"inputs": inputs, "labels": labels}
+    settings.setdefault("name", Path(source).name)
+    model = source if Path(source).is_dir() else f"{HUB}{source}"
+    return load_task(model, data, train=train, kind="huggingface", **settings)
 
 
 _KINDS = {"arrays": "arrays", "table": "a table", "images": "a folder of images"}
@@ -171,12 +206,12 @@ class Request:
     data: Examples
     reference: Examples | None
     rows: Tensor
-    labels: str | None = None
-    text: str | None = None
-    classes: Sequence[str] | None = None
-    image: dict[str, Any] | None = None
-    masks: Any = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    labels: str | None
+    text: str | None
+    classes: Sequence[str] | None
+    image: dict[str, Any] | None
+    masks: Any
+    settings: dict[str, Any]
     """What goes to `Task`; a builder adds to it."""
 
     def drawn(self, values: Any, what: str) -> Any:
@@ -186,10 +221,6 @@ class Request:
         if isinstance(values, list):
             return [values[i] for i in self.rows.tolist()]
         return values[self.rows if isinstance(values, Tensor) else self.rows.numpy()]
-
-    def drawn_labels(self, labels: Labels) -> Any:
-        """The labels of the drawn rows; None where there are none."""
-        return None if labels.values is None else self.drawn(labels.values, "labels")
 
     def training(self) -> tuple[Any, Any]:
         """Reference rows and their labels: those of their own file, or arrays beside the data."""
@@ -201,29 +232,9 @@ class Request:
         """Drawn texts, labels of all texts, reference texts and their labels."""
         texts, labels = texts_of(self.data, self.labels, self.text)
         if self.reference is not None:
-            train = texts_of(self.reference, self.labels, self.text, reference=True)
-        else:
-            rows, train_labels = self.training()
-            train = (None if rows is None else list(rows), train_labels)  # type: ignore[assignment]
-        return self.drawn(texts, "texts"), labels, *train
-
-    def images(self, read_mask: Callable[[Path], Tensor]) -> tuple[Any, Any, Any, Any]:
-        """Drawn image files, names of the classes of all, reference images and their classes."""
-        data = self.data
-        assert data.folder is not None
-        files = self.drawn(data.rows, "images")
-        self.settings["ids"] = [file.relative_to(data.folder).as_posix() for file in files]
-        if self.masks is not None:
-            self.settings["masks"] = read_masks(self.masks, data.folder, files, read_mask)
-        train, names = (None, None) if self.reference is None else reference_images(self.reference)
-        return files, data.classes, train, names
-
-    def arrays(self, what: str) -> tuple[Any, Any, Any, Any]:
-        """Drawn rows, labels of all rows, reference rows and their labels; masks become a setting."""
-        masks = self.object_masks()
-        if masks is not None:
-            self.settings["masks"] = masks
-        return self.drawn(self.data.rows, what), self.data.arrays.get("labels"), *self.training()
+            return self.drawn(texts, "texts"), labels, *texts_of(self.reference, self.labels, self.text, True)
+        rows, train_labels = self.training()
+        return self.drawn(texts, "texts"), labels, None if rows is None else list(rows), train_labels
 
     def object_masks(self) -> Any:
         """Masks given as an array or a file of one, of the drawn rows; None if there are none."""
@@ -235,40 +246,73 @@ class Request:
             found = arrays["masks"] if "masks" in arrays else next(iter(arrays.values()))
         return None if found is None else self.drawn(found, "masks")
 
+    def task(self, model: Any, rows: Any, train: Any, labels: Labels, **defaults: Any) -> Task:
+        """The task on these rows, with masks and labels; `defaults` are settings that the user may change."""
+        settings = {**defaults, **self.settings}
+        if "masks" not in settings:
+            settings["masks"] = self.object_masks()
+        settings["labels"] = None if labels.values is None else self.drawn(labels.values, "labels")
+        if labels.fractions and not is_estimator(model):
+            settings["head"] = self.settings.get("head", "regression")
+        if train is not None:
+            settings["train"] = train if labels.train is None else (train, labels.train)
+        make = partial(Task, model, rows, **settings)
+        logits = is_estimator(model) or isinstance(model, WordFunction | TokenClassifier | ImageClassifier)
+        return labels.checked(make() if logits else _on_logit_scale(make))
+
 
 # --- what the data is -----------------------------------------------------------------------------------
 
 
-def _from_images(loaded: LoadedModel, request: Request) -> Task:
+def _from_images(
+    loaded: LoadedModel, request: Request, reader: ImageReader | None = None, **defaults: Any
+) -> Task:
     """The task on a folder of images, prepared as the model wants them."""
     if is_estimator(loaded.model):
         raise InputError("a scikit-learn estimator takes rows of numbers; write the images to an .npz file")
-    rule = rule_for(loaded, request.image)
-    files, names, train, train_names = request.images(mask_reader(rule))
-    rows = read_images(files, rule)
-    request.settings.setdefault("space", image_space(rows.shape[1:]))
-    train = None if train is None else read_images(train, rule)
-    labels = Labels() if names is None else numbered(names, train_names, names=request.classes)
-    return _made(loaded, request, rows, train, labels)
+    reader = rule_for(loaded, request.image) if reader is None else reader
+    data, settings = request.data, request.settings
+    assert data.folder is not None
+    files = request.drawn(data.rows, "images")
+    settings["ids"] = [file.relative_to(data.folder).as_posix() for file in files]
+    if isinstance(request.masks, str | Path) and Path(request.masks).is_dir():
+        settings["masks"] = read_masks(Path(request.masks), data.folder, files, reader)
+    known, train_names = (None, None) if request.reference is None else some_references(request.reference)
+    names = reader.known_classes(data.arrays.get("labels"))
+    labels = Labels.of(names, None if names is None else train_names, names=request.classes)
+    rows = reader.pixels(files)
+    train = None if known is None else reader.pixels(known)
+    return request.task(loaded.model, rows, train, labels, space=image_space(rows.shape[1:]), **defaults)
 
 
-def _from_arrays(loaded: LoadedModel, request: Request) -> Task:
+def _from_arrays(loaded: LoadedModel, request: Request, **defaults: Any) -> Task:
     """The task on arrays."""
-    if is_text(request.data.rows):
+    model, data = loaded.model, request.data
+    if is_text(data.rows):
         raise InputError(
             "the data is text and the model brings no tokenizer for it; give a folder in Hugging Face's "
             "layout, which does, or an .npz file of token ids"
         )
-    rows, labels, train, train_labels = request.arrays("rows")
-    if "targets" in request.data.arrays:
-        request.settings.setdefault("targets", request.drawn(request.data.arrays["targets"], "targets"))
-    found = numbered(labels, train_labels, class_names(loaded.model), request.classes)
-    train = None if train is None else _as_numbers(train, loaded.model)
-    return _made(loaded, request, _as_numbers(rows, loaded.model), train, found)
+    rows = _as_numbers(request.drawn(data.rows, "rows"), model)
+    train, train_labels = request.training()
+    train = None if train is None else _as_numbers(train, model)
+    if "targets" in data.arrays:
+        request.settings.setdefault("targets", request.drawn(data.arrays["targets"], "targets"))
+    if isinstance(model, OnnxFunction):
+        model.check_rows(rows.shape[1:])
+    _check_width(model, rows)
+    labels = Labels.of(data.arrays.get("labels"), train_labels, class_names(model), request.classes)
+    return request.task(model, rows, train, labels, **defaults)
+
+
+def _check_width(model: Any, rows: Tensor) -> None:
+    wanted = getattr(model, "n_features_in_", None)
+    if wanted is not None and rows.dim() == 2 and rows.shape[1] != wanted:
+        raise ShapeError(f"the estimator takes {wanted} columns, the data has {rows.shape[1]}")
 
 
 def _as_numbers(rows: Any, model: Any) -> Tensor:
-    """Rows as a tensor; whole numbers become fractions for a model that embeds no tokens."""
+    """Rows as a tensor; integers become floats for a model that embeds no tokens."""
     tensor = rows if isinstance(rows, Tensor) else torch.as_tensor(np.array(rows))
     tokens = tensor.dim() == 2 and isinstance(model, nn.Module) and embedding_layer(model) is not None
     tokens = tokens or (isinstance(model, OnnxFunction) and "int" in model.inputs[0].type)
@@ -279,130 +323,45 @@ def _as_numbers(rows: Any, model: Any) -> Tensor:
             "the inputs are bytes and reach the model as the numbers 0 to 255; if it was trained on others, "
             "scale them in the file",
             VeridicalWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     return tensor.float()
 
 
 def _from_columns(loaded: LoadedModel, request: Request) -> Task:
-    """The task on a table: an estimator in its raw columns, any other model in numbers."""
-    model, frame = loaded.model, request.data.rows
+    """The task on a table: an estimator or a function in its raw columns, a network in numbers."""
+    model, reference = loaded.model, request.reference
     features = column_names(model)
-    label = label_column(frame, request.labels, features)
-    frame = _known_columns(frame, features, label)
-    train = None if request.reference is None else _known_columns(request.reference.rows, features, label)
-    values, train_values = (label_values(f, label) for f in (frame, train))
-    labels = (
-        Labels() if label is None else numbered(values, train_values, class_names(model), request.classes)
-    )
-    table = frame.drop(columns=[label], errors="ignore")
-    reference = None if train is None else train.drop(columns=[label], errors="ignore")
+    label = label_column(request.data.rows, request.labels, features)
+    table = _known_columns(request.data.rows, features, label)
+    train = None if reference is None else _known_columns(reference.rows, features, label)
+    labels = Labels()
+    if label is not None:
+        values, train_values = (label_values(frame, label) for frame in (table, train))
+        labels = Labels.of(values, train_values, class_names(model), request.classes)
+        table = table.drop(columns=[label])
+        train = None if train is None else train.drop(columns=[label], errors="ignore")
     drawn = table.iloc[request.rows.tolist()].reset_index(drop=True)
-    settings = request.settings
-    if is_estimator(model) and features is None and not _categories(table):
+    if isinstance(model, nn.Module | OnnxFunction):
+        codec = FrameCodec.of(table, train)  # of all rows: those drawn may lack a level
+        encode: Callable[[pd.DataFrame], Tensor] = partial(one_hot, codec)
+        space = column_space(codec)
+    elif features is None and is_estimator(model) and not any(FrameCodec.of(table).categories):
         # an estimator that was fitted without column names wants none
-        names = [str(name) for name in table.columns]
-        settings.setdefault("space", Space.columns(len(names), names))
-        rows = torch.from_numpy(drawn.to_numpy(np.float64, copy=True))
-        known = None if reference is None else torch.from_numpy(reference.to_numpy(np.float64, copy=True))
-        return _made(loaded, request, rows, known, labels)
-    if not is_estimator(model):
-        drawn, reference = _with_all_levels(table, drawn, reference)
-        if labels.fractions:
-            settings.setdefault("head", "regression")
-    make = partial(
-        from_table,
-        model,
-        drawn,
-        train=reference,
-        train_labels=labels.train,
-        labels=request.drawn_labels(labels),
-        masks=request.object_masks(),
-        one_hot=True if isinstance(model, OnnxFunction) else None,
-        **settings,
-    )
+        encode, space = _as_doubles, Space.columns(table.shape[1], [str(name) for name in table.columns])
+        _check_width(model, encode(drawn))
+    else:
+        return request.task(model, drawn, train, labels)
     try:
-        task = make() if is_estimator(model) else _on_logit_scale(make)
+        return request.task(
+            model, encode(drawn), None if train is None else encode(train), labels, space=space
+        )
     except ShapeError as error:
         columns = ", ".join(f"'{name}'" for name in table.columns)
         hint = (
             "" if label is not None else "; if one of them is the label, name it with --labels (labels=...)"
         )
         raise ShapeError(f"{error}. The columns are {columns}{hint}") from error
-    return labels.checked(task)
-
-
-def _from_words(loaded: LoadedModel, request: Request) -> Task:
-    """The task of an estimator that begins with a vectoriser: a removed word is left out of the text."""
-    texts, given, train, train_given = request.texts()
-    labels = numbered(given, train_given, class_names(loaded.model), request.classes)
-    split, known = split_words(texts), split_words(train or ())
-    empty = [row for row, words in enumerate(split) if not words]
-    if empty:
-        raise InputError(f"{len(empty)} texts have no word at all (first: {empty[:5]}); leave them out")
-    words = sorted({word for text in (*split, *known) for word in text})
-    number = {word: place for place, word in enumerate(words, 1)}
-    longest = max(map(len, split))
-    rows = word_rows(split, number, longest)
-    function = WordFunction(loaded.model, words)
-    names = [[*text, *[""] * (longest - len(text))] for text in split]
-    settings = {
-        "space": Space.tokens(longest, rows > 0, names),
-        "fill": Token(0),
-        "head": function.head,
-        **request.settings,
-        "labels": request.drawn_labels(labels),
-    }
-    if train is not None:
-        reference = word_rows(known, number, longest)
-        settings["train"] = reference if labels.train is None else (reference, labels.train)
-    return labels.checked(Task(function, rows, **settings))
-
-
-def _from_folder(loaded: LoadedModel, request: Request, device: torch.device | None) -> Task:
-    """The task of a text or image classifier in Hugging Face's layout."""
-    config, options, kind = classifier(loaded.model)
-    if kind == "text":
-        inputs, given, train, train_given = request.texts()
-    elif request.data.kind == "arrays" and not is_text(request.data.rows):
-        inputs, given, train, train_given = request.arrays("images")
-    elif request.data.kind == "images":
-        reader = ImageReader(loaded.model, config, options)
-        inputs, given, train, train_given = request.images(reader.mask)
-        given = None if given is None else reader.known_classes(given)
-        train_given = None if given is None or train_given is None else reader.known_classes(train_given)
-    else:
-        raise InputError("the model classifies images; give a folder of them or an array (N, channels, H, W)")
-    names = request.classes or output_names(config)
-    labels = Labels() if given is None else numbered(given, train_given, names=names)
-    if labels.fractions:
-        request.settings.setdefault("head", "regression")
-    task = from_huggingface(
-        loaded.model,
-        inputs,
-        labels=request.drawn_labels(labels),
-        train=train if train is None or labels.train is None else (train, labels.train),
-        device=device,
-        **request.settings,
-    )
-    return labels.checked(task)
-
-
-def _made(loaded: LoadedModel, request: Request, rows: Tensor, train: Tensor | None, labels: Labels) -> Task:
-    """The task on rows of numbers."""
-    model, settings = loaded.model, request.settings
-    if isinstance(model, OnnxFunction):
-        model.check_rows(rows.shape[1:])
-    wanted = getattr(model, "n_features_in_", None)
-    if wanted is not None and rows.dim() == 2 and rows.shape[1] != wanted:
-        raise ShapeError(f"the estimator takes {wanted} columns, the data has {rows.shape[1]}")
-    settings["labels"] = request.drawn_labels(labels)
-    if labels.fractions and not is_estimator(model):
-        settings.setdefault("head", "regression")
-    if train is not None:
-        settings["train"] = train if labels.train is None else (train, labels.train)
-    make = partial(Task, model, rows, **settings)
-    return labels.checked(make() if is_estimator(model) else _on_logit_scale(make))
 
 
 def _known_columns(frame: pd.DataFrame, features: list[str] | None, label: Any) -> pd.DataFrame:
@@ -418,31 +377,56 @@ def _known_columns(frame: pd.DataFrame, features: list[str] | None, label: Any) 
     spare = [str(name) for name in frame.columns if name not in features and name != label]
     if spare:
         warnings.warn(
-            f"columns {spare} are left out: the model was not fitted on them", VeridicalWarning, stacklevel=5
+            f"columns {spare} are left out: the model was not fitted on them", VeridicalWarning, stacklevel=4
         )
     return frame[[*features, *([label] if label in frame.columns else [])]]
 
 
-def _categories(frame: pd.DataFrame) -> list[Any]:
-    """The columns that are no numbers."""
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
-
-    return [n for n in frame.columns if not is_numeric_dtype(frame[n]) or is_bool_dtype(frame[n])]
+def _as_doubles(frame: pd.DataFrame) -> Tensor:
+    return torch.from_numpy(frame.to_numpy(np.float64, copy=True))
 
 
-def _with_all_levels(
-    table: pd.DataFrame, drawn: pd.DataFrame, reference: pd.DataFrame | None
-) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Categories with the levels of the whole table: those drawn may lack some, and would be narrower."""
-    import pandas as pd
+def _from_words(loaded: LoadedModel, request: Request) -> Task:
+    """The task of an estimator that begins with a vectoriser: a removed word is left out of the text."""
+    texts, given, train, train_given = request.texts()
+    labels = Labels.of(given, train_given, class_names(loaded.model), request.classes)
+    split, known = ([text.split()[:MOST_WORDS] for text in each or ()] for each in (texts, train))
+    empty = [row for row, words in enumerate(split) if not words]
+    if empty:
+        raise InputError(f"{len(empty)} texts have no word at all (first: {empty[:5]}); leave them out")
+    words = sorted({word for text in (*split, *known) for word in text})
+    number = {word: place for place, word in enumerate(words, 1)}
+    longest = max(map(len, split))
+    rows = word_rows(split, number, longest)
+    function = WordFunction(loaded.model, words)
+    names = [[*text, *[""] * (longest - len(text))] for text in split]
+    return request.task(
+        function,
+        rows,
+        None if train is None else word_rows(known, number, longest),
+        labels,
+        space=Space.tokens(longest, rows > 0, names),
+        fill=Token(0),
+        head=function.head,
+    )
 
-    for name in _categories(table):
-        values = set(table[name]) | (set() if reference is None else set(reference.get(name, ())))
-        levels = pd.CategoricalDtype(sorted(values, key=repr))
-        drawn = drawn.assign(**{str(name): drawn[name].astype(levels)})
-        if reference is not None and name in reference.columns:
-            reference = reference.assign(**{str(name): reference[name].astype(levels)})
-    return drawn, reference
+
+def _from_folder(loaded: LoadedModel, request: Request) -> Task:
+    """The task of a text or image classifier in Hugging Face's layout."""
+    model, head, reader = read_classifier(loaded.model, request.settings.pop("length", 128))
+    loaded, data = replace(loaded, model=model), request.data
+    request = replace(request, classes=request.classes or reader.names)
+    if isinstance(reader, TextReader):
+        texts, given, known, train_given = request.texts()
+        rows, about = reader(texts)
+        train = None if known is None else reader.padded(known, rows.shape[1])
+        labels = Labels.of(given, train_given, names=request.classes)
+        return request.task(model, rows, train, labels, head=head, **about)
+    if data.kind == "images":
+        return _from_images(loaded, request, reader, head=head)
+    if data.kind == "table" or isinstance(data.rows, list) or is_text(data.rows):
+        raise InputError("the model classifies images; give a folder of them or an array (N, channels, H, W)")
+    return _from_arrays(loaded, request, head=head, space=image_space(data.rows.shape[1:]))
 
 
 # --- models that answer probabilities -------------------------------------------------------------------

@@ -229,7 +229,6 @@ def load_model(
     arch: Any = None,
     kind: Kind | None = None,
     allow_code: bool = False,
-    device: torch.device | None = None,
 ) -> LoadedModel:
     """Read a model from wherever it is: a path, `hf:owner/name`, or an object that is one already.
 
@@ -243,8 +242,6 @@ def load_model(
         What a file is, where its suffix does not say it.
     allow_code : bool
         Whether code that comes with the model may run; a joblib file can contain any.
-    device : torch.device, optional
-        Where a torch module goes.
 
     Returns
     -------
@@ -259,7 +256,7 @@ def load_model(
         Where a file is not what its suffix says.
     """
     if not isinstance(model, str | Path):
-        return LoadedModel("object", _placed(model, device))
+        return LoadedModel("object", model)
     what = kind or kind_of(model)
     if arch is not None and what != "weights":
         raise InputError(f"arch= (--arch) goes with a file of weights; {model} is a {what} model of its own")
@@ -267,15 +264,11 @@ def load_model(
     if what == "huggingface":
         return LoadedModel(what, str(model).removeprefix(HUB) if _on_hub(model) else _folder(path))
     if what == "weights":
-        return LoadedModel(what, _placed(load_weights(path, arch, allow_code), device), path)
+        return LoadedModel(what, load_weights(path, arch, allow_code), path)
     if what == "sklearn":
         return LoadedModel(what, load_estimator(path, allow_code), path)
     if what == "onnx":
-        function = OnnxFunction(path)
-        scores = function.scores_name()
-        if scores is not None and scores != function.output_name:
-            function = OnnxFunction(path, scores)
-        return LoadedModel(what, function, path)
+        return LoadedModel(what, OnnxFunction(path), path)
     raise InputError(f"kind is one of huggingface, weights, sklearn, onnx; got '{kind}'")
 
 
@@ -314,10 +307,6 @@ def load_estimator(path: str | Path, allow_code: bool = False) -> Any:
     if not hasattr(found, "predict"):
         raise FormatError(f"{path.name} holds a {type(found).__name__}, which cannot predict")
     return found
-
-
-def _placed(model: Any, device: torch.device | None) -> Any:
-    return model.to(device) if isinstance(model, nn.Module) and device is not None else model
 
 
 def _on_hub(model: str | Path) -> bool:

@@ -11,7 +11,6 @@ import numpy as np
 
 from veridical.data.files import existing_file, require
 from veridical.errors import FormatError, InputError, ShapeError
-from veridical.values.task import Task
 
 TYPES = {
     "tensor(float)": np.float32,
@@ -24,7 +23,10 @@ FLOAT_TYPES = ("tensor(float)", "tensor(double)", "tensor(float16)")
 
 
 class OnnxFunction:
-    """An ONNX model as a function of arrays; one made for a fixed batch gets batches of that size."""
+    """An ONNX model as a function of arrays; one made for a fixed batch gets batches of that size.
+
+    The response is the output of that name; by default the first that holds numbers with fractions.
+    """
 
     def __init__(self, path: str | Path, output_name: str | None = None) -> None:
         require("onnxruntime")
@@ -45,20 +47,17 @@ class OnnxFunction:
         except Exception as error:  # onnxruntime's errors share no base but this
             raise FormatError(f"onnxruntime cannot load {self.path.name}: {error}") from error
         self.inputs = self.session.get_inputs()
-        offered = [output.name for output in self.session.get_outputs()]
+        offered = {output.name: output.type for output in self.session.get_outputs()}
         if output_name is not None and output_name not in offered:
-            raise InputError(f"the model has outputs {offered}, not '{output_name}'")
-        self.output_name = output_name or offered[0]
+            raise InputError(f"the model has outputs {list(offered)}, not '{output_name}'")
+        # classifiers often give a label first, and no response is read from whole numbers
+        scores = [name for name, kind in offered.items() if kind in FLOAT_TYPES]
+        self.output_name = output_name or next(iter(scores or offered))
         batch = self.inputs[0].shape[0] if self.inputs[0].shape else None
         self.batch = batch if isinstance(batch, int) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OnnxFunction, (self.path, self.output_name)
-
-    def scores_name(self) -> str | None:
-        """The first output that holds numbers with fractions: classifiers often give a label first."""
-        floats = [o.name for o in self.session.get_outputs() if o.type in FLOAT_TYPES]
-        return floats[0] if floats else None
 
     def check_rows(self, shape: Sequence[int]) -> None:
         """Refuse rows of another shape than the model declares for its first input."""
@@ -93,7 +92,7 @@ class OnnxFunction:
             offered = [output.name for output in self.session.get_outputs()]
             raise InputError(
                 f"the output '{self.output_name}' holds {answer.dtype} values, which are no responses; "
-                f"choose another with output_name= from {offered}"
+                f"choose another from {offered}: OnnxFunction(path, output_name)"
             )
         return answer
 
@@ -154,28 +153,3 @@ def _tensors(model: Any) -> Iterator[Any]:
             for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
                 yield from (sparse.values, sparse.indices)
             graphs.extend([attribute.g, *attribute.graphs])
-
-
-def from_onnx(path: str | Path, inputs: Any, *, output_name: str | None = None, **settings: Any) -> Task:
-    """A task from an ONNX model.
-
-    A model with a fixed batch size is evaluated in batches of exactly that size, the last one padded.
-
-    Parameters
-    ----------
-    path : str or path
-        The .onnx file; weights outside its folder are refused.
-    inputs
-        Rows of the model's first input; others are side inputs (`side=`).
-    output_name : str, optional
-        Which of several outputs; the first by default.
-    **settings
-        Go to `Task`.
-
-    Returns
-    -------
-    Task
-    """
-    function = OnnxFunction(path, output_name)
-    settings.setdefault("name", Path(path).stem)
-    return Task(function, inputs, **settings)

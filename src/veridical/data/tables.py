@@ -1,4 +1,4 @@
-"""Tables, labels and texts: which column is what, classes as numbers of outputs, and tasks from them."""
+"""Tables, labels and texts: which column is what, classes as numbers of outputs, rows a model can take."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import hashlib
 import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veridical.core.key import Key
-from veridical.data.files import ARRAY_SUFFIXES, Examples, read_examples, read_table
-from veridical.data.training import split
+from veridical.data.files import Examples
 from veridical.errors import InputError
-from veridical.models.dataframes import FrameCodec, as_pandas
-from veridical.models.estimators import class_names, estimator_response, one_target
+from veridical.models.dataframes import FrameCodec
+from veridical.models.estimators import estimator_response
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -115,71 +112,48 @@ def _listed(columns: list[Any], most: int = 30) -> str:
 # --- labels ---------------------------------------------------------------------------------------------
 
 
-def class_numbers(values: Any, classes: Sequence[str] | None = None) -> Tensor:
+def class_numbers(values: Any, names: Sequence[Any] | None = None) -> Tensor:
     """The output each label stands for.
 
-    Numbers count outputs. Names are looked up in `classes`, the names of the outputs in their order,
-    without regard to case; names that are all digits count outputs too. Without `classes` names are
-    numbered in alphabetic order.
+    Numbers count outputs. Texts are looked up in `names`, the names of the outputs in their order, exactly
+    or else without regard to case; those that are all digits count outputs too.
 
     >>> class_numbers(["pos", "neg"], ["NEG", "POS"])
     tensor([1, 0])
     """
-    if isinstance(values, Tensor):
-        return values
     array = np.asarray(values)
-    if array.dtype.kind in "iub":
-        return torch.tensor(array.astype(np.int64))
-    if array.dtype.kind == "f":
-        whole = classes is not None and bool((array == array.round()).all())
-        return torch.tensor(array.astype(np.int64) if whole else array)
-    names = [str(value) for value in array.reshape(-1).tolist()]
-    order = _order(names, classes)
-    return torch.tensor([order[name] for name in names])
+    if _are_numbers(array):
+        fractions = array.dtype.kind == "f" and bool((array != array.round()).any())
+        return torch.tensor(array if fractions else array.astype(np.int64))
+    written = [str(value) for value in array.reshape(-1).tolist()]
+    names = [str(name) for name in names or ()]
+    for fold in (str, str.casefold):
+        place = {fold(name): number for number, name in enumerate(names)}
+        if len(place) == len(names) and all(fold(name) in place for name in written):
+            return torch.tensor([place[fold(name)] for name in written])
+    if _are_digits(written):
+        return torch.tensor([int(name) for name in written])
+    known = {name.casefold() for name in names}
+    unknown = sorted({name for name in written if name.casefold() not in known})
+    raise InputError(f"labels {unknown[:12]} are not among the model's classes {names[:12]}")
 
 
-def _order(names: Sequence[str], classes: Sequence[str] | None) -> dict[str, int]:
-    """The number of every name."""
-    distinct = sorted(set(names))
-    for known in (classes, None if classes is None else [name.casefold() for name in classes]):
-        if known is None or len(set(known)) < len(known):
-            continue
-        place = {name: number for number, name in enumerate(known)}
-        found = {name: place.get(name, place.get(name.casefold(), -1)) for name in distinct}
-        if min(found.values()) >= 0:
-            return found
-    if all(name.isascii() and name.isdigit() for name in distinct):
-        return {name: int(name) for name in distinct}
-    if classes is None:
-        return {name: number for number, name in enumerate(distinct)}
-    unknown = [name for name in distinct if name.casefold() not in {c.casefold() for c in classes}]
-    raise InputError(f"labels {_few(unknown)} are not among the model's classes {_few(classes)}")
+def _are_numbers(values: Any) -> bool:
+    return np.asarray(values).dtype.kind in "iubf"
 
 
-def _few(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(repr(name) for name in names[:most])
-    return f"[{shown}{f', ... ({len(names)} in all)' if len(names) > most else ''}]"
+def _are_digits(names: Iterable[Any]) -> bool:
+    return all(str(name).isascii() and str(name).isdigit() for name in names)
 
 
-def check_labels(labels: Tensor | None, outputs: int, head: str, named: int | None = None) -> None:
-    """Refuse class numbers the model has no output for; `named` classes were numbered by name alone."""
-    if labels is None or head in ("regression", "multilabel"):
-        return
-    if named is not None and named != outputs:
-        raise InputError(
-            f"the labels name {named} classes and the model has {outputs} outputs, so which is which is not "
-            f"clear; write them as the numbers 0 to {outputs - 1} of the outputs, or give classes=[...]"
-        )
-    if labels.is_floating_point():
-        raise InputError(
-            f"labels have fractions and the model tells {outputs} classes apart; write them as the numbers 0 "
-            f"to {outputs - 1} of the outputs, or say head='regression'"
-        )
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= outputs:
-        raise InputError(
-            f"labels run from {low} to {high}, and the model's outputs are numbered 0 to {outputs - 1}"
-        )
+def _places(labels: Any, classes: Any) -> Tensor:
+    """Where each label stands among an estimator's own classes."""
+    known = np.asarray(classes).tolist()
+    given = np.asarray(labels, dtype=object).tolist()
+    unknown = sorted({value for value in given if value not in known}, key=repr)
+    if unknown:
+        raise InputError(f"labels {unknown[:12]} are not among the model's classes {known[:12]}")
+    return torch.tensor([known.index(value) for value in given])
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +165,21 @@ class Labels:
     named: int | None = None
     """How many classes were numbered by their names alone, in alphabetic order."""
 
+    @classmethod
+    def of(cls, labels: Any, train: Any, classes: Any = None, names: Sequence[Any] | None = None) -> Labels:
+        """Both numbered alike; by an estimator's own `classes`, or the `names` of another model's outputs."""
+        given, named = [values for values in (labels, train) if values is not None], None
+        if classes is None and names is None and not all(map(_are_numbers, given)):
+            written = sorted({str(label) for values in given for label in values})
+            named, names = (None, None) if _are_digits(written) else (len(written), written)
+
+        def numbers(values: Any) -> Tensor | None:
+            if values is None:
+                return None
+            return class_numbers(values, names) if classes is None else _places(values, classes)
+
+        return cls(numbers(labels), numbers(train), named)
+
     @property
     def fractions(self) -> bool:
         """Whether these are no classes but quantities."""
@@ -198,167 +187,25 @@ class Labels:
 
     def checked(self, task: Task) -> Task:
         """The task, if its model has an output for every label."""
+        outputs = task.n_outputs
         for labels in (self.values, self.train):
-            check_labels(labels, task.n_outputs, task.head, self.named)
+            if labels is None or task.head in ("regression", "multilabel"):
+                continue
+            numbers = f"the numbers 0 to {outputs - 1} of the outputs"
+            if self.named is not None and self.named != outputs:
+                raise InputError(
+                    f"the labels name {self.named} classes and the model has {outputs} outputs, so which is "
+                    f"which is not clear; write them as {numbers}, or give classes=[...]"
+                )
+            if labels.is_floating_point():
+                raise InputError(
+                    f"labels have fractions and the model tells {outputs} classes apart; write them as "
+                    f"{numbers}, or say head='regression'"
+                )
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= outputs:
+                raise InputError(f"labels run from {low} to {high}, and the model has {numbers}")
         return task
-
-
-def numbered(
-    labels: Any, train: Any, values: Sequence[Any] | None = None, names: Sequence[Any] | None = None
-) -> Labels:
-    """Labels of the data and of the reference rows as numbers of outputs, both numbered alike.
-
-    `values` are an estimator's own classes and `names` those of any other model, in the order of its outputs.
-    """
-    if values is not None:
-        return Labels(_places(labels, values), _places(train, values))
-    named = None
-    numbers = labels is None or isinstance(labels, Tensor) or np.asarray(labels).dtype.kind in "iubf"
-    if names is None and not numbers:
-        names = sorted({*map(str, labels), *map(str, () if train is None else train)})
-        named = None if all(name.isdigit() for name in names) else len(names)
-    known = None if names is None else [str(name) for name in names]
-    both = [None if given is None else class_numbers(given, known) for given in (labels, train)]
-    whole = [
-        own.long()
-        if own is not None and own.is_floating_point() and bool((own == own.round()).all())
-        else own
-        for own in both
-    ]
-    return Labels(whole[0], whole[1], named)
-
-
-def _places(labels: Any, classes: Sequence[Any]) -> Tensor | None:
-    if labels is None:
-        return None
-    given = labels.tolist() if hasattr(labels, "tolist") else list(labels)
-    known = [value.item() if hasattr(value, "item") else value for value in classes]
-    unknown = sorted({value for value in given if value not in known}, key=repr)
-    if unknown:
-        raise InputError(f"labels {unknown[:12]} are not among the model's classes {known[:12]}")
-    return torch.tensor([known.index(value) for value in given])
-
-
-# --- tasks ----------------------------------------------------------------------------------------------
-
-
-def from_arrays(model: Any, inputs: Any, **settings: Any) -> Task:
-    """A task from arrays, or from a .npy, .npz or .safetensors file of them.
-
-    Nothing pickled is ever read.
-
-    Parameters
-    ----------
-    model
-        Anything that `Task` takes.
-    inputs : array or path
-        Rows, or a file. One with several arrays names them inputs, labels, targets, masks, train and
-        train_labels; what the caller gives takes precedence.
-    **settings
-        Go to `Task`.
-
-    Returns
-    -------
-    Task
-
-    Raises
-    ------
-    FormatError
-        Where a file is damaged, needs unpickling, or holds arrays of other names.
-    """
-    if not isinstance(inputs, str | Path):
-        return Task(model, inputs, **settings)
-    found = read_examples(inputs)
-    if found.kind != "arrays":
-        raise InputError(f"arrays are read from {', '.join(ARRAY_SUFFIXES)}; got {Path(inputs).name}")
-    arrays = dict(found.arrays)
-    train_labels = arrays.pop("train_labels", None)
-    if "train" in arrays and train_labels is not None:
-        arrays["train"] = (arrays["train"], train_labels)
-    return Task(model, found.rows, **{"name": found.name, **arrays, **settings})
-
-
-def from_table(
-    model: Any,
-    table: str | Path | pd.DataFrame,
-    *,
-    label: str | None = None,
-    train: str | Path | pd.DataFrame | float | None = None,
-    train_labels: Tensor | None = None,
-    one_hot: bool | None = None,
-    **settings: Any,
-) -> Task:
-    """A task from a table: a csv, tsv, parquet or jsonl file, or a data frame.
-
-    A scikit-learn pipeline or a function of data frames is explained in its raw columns. A torch module (or
-    `one_hot=True`) gets numbers only: a column of categories becomes one 0/1 column per level, in alphabetic
-    order and in its place, and those columns together are one feature.
-
-    Parameters
-    ----------
-    model
-        An estimator, a pipeline, a function of data frames, or a torch module.
-    table : path or data frame
-        The samples.
-    label : str, optional
-        The column to predict; it is taken out of the inputs.
-    train : path, data frame or float, optional
-        Reference rows: another table of the same columns, with or without the label, or a share of this table
-        that is split off.
-    train_labels : Tensor, optional
-        Labels of a table of reference rows that has no column of them.
-    one_hot : bool, optional
-        Whether a model that is no torch module gets numbers only.
-    **settings
-        Go to `Task`.
-
-    Returns
-    -------
-    Task
-
-    Raises
-    ------
-    InputError
-        Where a column is not there, or has missing values that the model cannot read.
-    """
-    frame = _frame(table)
-    if isinstance(settings.get("output"), int):
-        model = one_target(model, settings.pop("output"))
-    if isinstance(table, str | Path):
-        settings.setdefault("name", Path(table).stem)
-    if isinstance(train, float):
-        if not 0 < train < 1:
-            raise InputError(f"train as a share lies between 0 and 1, got {train}")
-        held, kept = split(len(frame), 1 - train, Key(0) / "from_table")
-        settings.setdefault("ids", kept)
-        reference: pd.DataFrame | None = frame.iloc[held.tolist()].reset_index(drop=True)
-        frame = frame.iloc[kept.tolist()].reset_index(drop=True)
-    else:
-        reference = None if train is None else _frame(train)
-    if label is not None:
-        label_column(frame, label)
-        found = numbered(label_values(frame, label), label_values(reference, label), class_names(model))
-        settings.setdefault("labels", found.values)
-        train_labels = train_labels if found.train is None else found.train
-        frame = frame.drop(columns=[label])
-        reference = None if reference is None else reference.drop(columns=[label], errors="ignore")
-    module = isinstance(model, nn.Module)
-    if one_hot is False and module:
-        raise InputError("a torch module cannot read categories; leave out one_hot=False")
-    if module or one_hot:
-        codec = FrameCodec.of(frame, reference)
-        settings.setdefault("space", _groups(codec))
-        inputs: Any = _one_hot(codec, frame)
-        rows: Any = None if reference is None else _one_hot(codec, reference)
-    else:
-        inputs, rows = frame, reference
-    if rows is not None:
-        settings.setdefault("train", rows if train_labels is None else (rows, train_labels))
-    return Task(model, inputs, **settings)
-
-
-def _frame(table: str | Path | pd.DataFrame) -> pd.DataFrame:
-    return read_table(table) if isinstance(table, str | Path) else as_pandas(table)
 
 
 def label_values(frame: pd.DataFrame | None, label: Any) -> Any:
@@ -370,7 +217,10 @@ def label_values(frame: pd.DataFrame | None, label: Any) -> Any:
     return frame[label].to_numpy()
 
 
-def _groups(codec: FrameCodec) -> Space:
+# --- columns as numbers ---------------------------------------------------------------------------------
+
+
+def column_space(codec: FrameCodec) -> Space:
     """One feature per column of the table; categories lie over several columns of the tensor."""
     names = [str(name) for name in codec.columns]
     if not any(codec.categories):
@@ -379,7 +229,8 @@ def _groups(codec: FrameCodec) -> Space:
     return Space.column_groups(torch.arange(len(names)).repeat_interleave(widths), names)
 
 
-def _one_hot(codec: FrameCodec, frame: pd.DataFrame) -> Tensor:
+def one_hot(codec: FrameCodec, frame: pd.DataFrame) -> Tensor:
+    """Numbers as they are, a column of categories as one 0/1 column per level in its place."""
     missing = [str(name) for name in frame.columns if frame[name].isna().any()]
     if missing:
         raise InputError(
@@ -393,6 +244,8 @@ def _one_hot(codec: FrameCodec, frame: pd.DataFrame) -> Tensor:
     ]
     return torch.cat(parts, 1).float()
 
+
+# --- texts ----------------------------------------------------------------------------------------------
 
 MOST_WORDS = 256
 """Words of a text that are explained; what comes after them is cut off."""
@@ -457,15 +310,8 @@ class WordFunction:
         return np.asarray(self.respond(texts))
 
 
-def split_words(texts: Sequence[str]) -> list[list[str]]:
-    """The words between spaces of each text, the first 256 of them."""
-    return [text.split()[:MOST_WORDS] for text in texts]
-
-
-def word_rows(texts: list[list[str]], number: dict[str, int], longest: int) -> Tensor:
+def word_rows(texts: Sequence[Sequence[str]], number: dict[str, int], longest: int) -> Tensor:
     """Texts as rows of word numbers, 0 behind the last word."""
-    rows = torch.zeros(len(texts), longest, dtype=torch.int64)
-    for row, words in enumerate(texts):
-        kept = words[:longest]
-        rows[row, : len(kept)] = torch.tensor([number[word] for word in kept], dtype=torch.int64)
-    return rows
+    return torch.tensor(
+        [[*(number[w] for w in words[:longest]), *[0] * (longest - len(words))] for words in texts]
+    )

@@ -12,13 +12,10 @@ from typing import Any
 from veridical.core.registry import Catalogue
 from veridical.core.settings import checked
 from veridical.data.files import smollm2_file
-from veridical.data.huggingface import causal_model, from_huggingface
-from veridical.data.images import from_image_folder
+from veridical.data.huggingface import causal_model
 from veridical.data.joint import Part, from_parts, values_by_part
 from veridical.data.known_answers import KnownAnswer
-from veridical.data.load import load_task
-from veridical.data.onnx_models import from_onnx
-from veridical.data.tables import from_arrays, from_table
+from veridical.data.load import from_huggingface, load_task
 from veridical.errors import InputError, unknown_name
 from veridical.values.task import Task
 
@@ -26,12 +23,8 @@ __all__ = [
     "KnownAnswer",
     "Part",
     "causal_model",
-    "from_arrays",
     "from_huggingface",
-    "from_image_folder",
-    "from_onnx",
     "from_parts",
-    "from_table",
     "known",
     "load",
     "load_task",
