@@ -17,7 +17,10 @@ from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explainers.diagnostics import ConstantMaps
 from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
+from veridical.models.output_heads import Response
 from veridical.perturb.fills import Backgrounds, Fill
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import MaskRule
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction, Scores
 from veridical.values.task import Task
@@ -192,6 +195,24 @@ class Metric(AnyMetric):
     def fill_on(self, task: Task) -> Fill | None:
         """What takes the place of removed features; None if the metric removes nothing."""
         return getattr(self, "fill", None) or task.fill
+
+    def responses(self, task: Task, rule: MaskRule, context: Context) -> Tensor:
+        """Responses (N, 1 + M) to the inputs as they are, and without what each mask of a rule removes.
+
+        They are read by the metric's own `response` (a probability unless it says otherwise) and `fill_on`.
+
+        Parameters
+        ----------
+        task : Task
+            The task to evaluate.
+        rule : MaskRule
+            Which features each of M masks removes.
+        context : Context
+            The call this is a part of.
+        """
+        response: Response = getattr(self, "response", "probability")
+        fill, key, memo = self.fill_on(task), context.key, context.memo
+        return probe(task, rule, response=response, fill=fill, key=key, with_clean=True, memo=memo)
 
     def __call__(
         self,

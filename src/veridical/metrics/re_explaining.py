@@ -17,7 +17,7 @@ from veridical.errors import InputError
 from veridical.functional._rows import whole_largest
 from veridical.metrics import Explainer, Key, Task
 from veridical.models.context import Context
-from veridical.models.predictor import Side, check_finite, take_side
+from veridical.models.predictor import check_finite, take_side
 
 Explain = Callable[[Task, Key], Tensor]
 
@@ -158,30 +158,18 @@ class Beside:
 
 
 def explained_beside(task: Task, explainer: Explainer, count: int, context: Context) -> Beside:
-    """Explain the samples and the first `count` reference rows, in one call where one chunk holds all."""
+    """Explain the samples and the first `count` reference rows, each for its own prediction."""
     rows = _reference_rows(task, count)
     with one_session(task, explainer):
         with task.session():
             outputs = task.predictor.chunk(rows.inputs, rows.side)
         check_finite(outputs)
         own, others = task.predictions, outputs.argmax(-1)
-        if samples_at_once(explainer, task) < len(task) + len(rows):
-            return _one_by_one(task, rows, explainer, context, own, others)
-        with explaining(explainer, context, task, rows) as explain:
-            maps = explain(
-                _explained_for(_joined(task, rows), torch.cat([own, others])), context.key / "samples"
-            )
-    return Beside(maps, explain.missing, own, others)
-
-
-def _one_by_one(
-    task: Task, rows: Task, explainer: Explainer, context: Context, own: Tensor, others: Tensor
-) -> Beside:
-    samples = task.changed(targets=own, outputs=task.outputs)
-    parts = []
-    for some, purpose in ((samples, "samples"), (_explained_for(rows, others), "references")):
-        with explaining(explainer, context, some) as explain:
-            parts.append((explain(some, context.key / purpose), explain.missing))
+        parts = []
+        for some, targets, purpose in ((task, own, "samples"), (rows, others, "references")):
+            explained = some.changed(alone=True, targets=targets)
+            with explaining(explainer, context, explained) as explain:
+                parts.append((explain(explained, context.key / purpose), explain.missing))
     maps, missing = (torch.cat(each) for each in zip(*parts, strict=True))
     return Beside(maps, missing, own, others)
 
@@ -194,21 +182,3 @@ def _reference_rows(task: Task, count: int) -> Task:
     return task.changed(
         inputs=rows, side=side, ids=torch.arange(len(rows), device=task.device), masks=None, labels=None
     )
-
-
-def _joined(task: Task, rows: Task) -> Task:
-    """The samples, and behind them the reference rows."""
-    side: Side = (
-        {name: torch.cat([value, rows.side[name]]) for name, value in task.side.items()}  # type: ignore[call-overload]
-        if isinstance(task.side, dict)
-        else tuple(torch.cat(both) for both in zip(*(each.side for each in (task, rows)), strict=True))
-    )
-    inputs, ids, draw_ids = (
-        torch.cat([getattr(task, name), getattr(rows, name)]) for name in ("inputs", "ids", "draw_ids")
-    )
-    return task.changed(inputs=inputs, ids=ids, draw_ids=draw_ids, side=side, masks=None, labels=None)
-
-
-def _explained_for(task: Task, targets: Tensor) -> Task:
-    """A task of its own for these outputs, unchecked, as they are the model's: a check waits for a GPU."""
-    return task.changed(alone=True, targets=targets)

@@ -11,7 +11,6 @@ from veridical.metrics.faithfulness._common import RankPath
 from veridical.models.context import Context
 from veridical.models.output_heads import Response
 from veridical.perturb.fills import Fill
-from veridical.perturb.probe import probe
 from veridical.perturb.rules import RankThreshold, removed_share, step_counts
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
@@ -55,15 +54,7 @@ class KeptFeatures(RankingMetric):
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         path = self.path(task)
         rule = RankThreshold(explanation.ranks, path.counts)
-        responses = probe(
-            task,
-            rule,
-            response=self.response,
-            fill=self.fill,
-            key=context.key,
-            with_clean=True,
-            memo=context.memo,
-        )
+        responses = self.responses(task, rule, context)
         kept = 1 - removed_share(task, path.counts)
         return Outcome(
             path.score(responses[:, None])[:, 0],

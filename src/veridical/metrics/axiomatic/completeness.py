@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Metric, Outcome, probe, register
-from veridical.metrics.types import Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics import Metric, Outcome, register
+from veridical.metrics.types import Context, Direction, Explanation, Fill, Response, Task
 
 
 def total_relevance(values: Tensor, valid: Tensor | None) -> Tensor:
@@ -59,17 +58,8 @@ class Completeness(Metric):
     permutation_invariant: ClassVar[bool] = True
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        fill = self.fill or task.fill
         every = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
-        asked = probe(
-            task,
-            Everything(every),
-            response=self.response,
-            fill=fill,
-            key=context.key,
-            with_clean=True,
-            memo=context.memo,
-        )
+        asked = self.responses(task, Everything(every), context)
         owed = asked[:, 0] - asked[:, 1]
         total = in_blocks(total_relevance, explanation.values, explanation.valid)
         return Outcome((total - owed).abs(), details={"sum of relevance": total, "change of answer": owed})

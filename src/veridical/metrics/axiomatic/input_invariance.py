@@ -14,8 +14,7 @@ from veridical.functional._rows import in_blocks
 from veridical.metrics import LARGE, ExplainerMetric, Outcome, Within, register
 from veridical.metrics.input_noise import movable, why_no_noise
 from veridical.metrics.re_explaining import explaining
-from veridical.metrics.types import Direction, Explainer, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Direction, Explainer, Task
 
 
 class Compensated(nn.Module):

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from veridical.functional import rms_normalise
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Count, Metric, NotNegative, Outcome, probe, register
-from veridical.metrics.types import Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics import Count, Metric, NotNegative, Outcome, register
+from veridical.metrics.types import Context, Direction, Explanation, Fill, Response, Task
 from veridical.perturb.fills import UniformNoise
 from veridical.perturb.rules import Groups
 
@@ -56,22 +55,16 @@ class NonSensitivity(Metric):
     )
     paper: ClassVar[str] = "Nguyen and Martinez 2020"
 
+    def fill_on(self, task: Task) -> Fill:
+        moves = task.inputs.is_floating_point() and task.modality != "units"
+        return self.fill or (UniformNoise() if moves else task.fill)
+
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         groups = Groups(task.space.n_features, task.device, self.group)
-        moves = task.inputs.is_floating_point() and task.modality != "units"
-        fill = self.fill or (UniformNoise() if moves else task.fill)
         changed = torch.zeros(len(task), groups.count, dtype=torch.bool, device=task.device)
         same = _SAME.get(task.outputs.dtype, 1.5e-3)
         for draw in range(self.draws):
-            answers = probe(
-                task,
-                groups,
-                response=self.response,
-                fill=fill,
-                key=context.key / draw,
-                with_clean=True,
-                memo=context.memo,
-            )
+            answers = self.responses(task, groups, context.with_key(context.key / draw))
             scale = answers.abs().amax(-1, keepdim=True)
             changed |= (answers[:, 1:] - answers[:, :1]).abs() > same * scale
         relevant = in_blocks(self._relevant, explanation.values, explanation.valid)

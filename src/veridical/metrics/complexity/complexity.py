@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from veridical.functional import entropy
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Direction, Explanation, Metric, Outcome, Task, register
-from veridical.models.context import Context
+from veridical.metrics import Context, Direction, Explanation, Metric, Outcome, Task, register
 
 
 @register

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from veridical.functional import rms_normalise
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Direction, Explanation, Metric, NotNegative, Outcome, Task, register
-from veridical.models.context import Context
+from veridical.metrics import Context, Direction, Explanation, Metric, NotNegative, Outcome, Task, register
 
 
 def count_above(values: Tensor, valid: Tensor | None, threshold: float, normalise: bool) -> Tensor:

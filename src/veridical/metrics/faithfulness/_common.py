@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
@@ -12,9 +11,8 @@ from torch import Tensor
 
 from veridical.errors import NotApplicableError
 from veridical.functional.devices import at_a_time
-from veridical.metrics import Given, RandomSubsets, RankingMetric, RankThreshold, probe
-from veridical.metrics.types import Explanation, Fill, Key, Response, Task
-from veridical.models.context import Context, Memo
+from veridical.metrics import Given, Metric, RandomSubsets, RankingMetric, RankThreshold
+from veridical.metrics.types import Context, Explanation, Fill, Key, Response, Task
 from veridical.perturb.probe import blocks
 from veridical.perturb.rules import MaskRule
 from veridical.perturb.subset_table import FEW, places_of
@@ -138,29 +136,21 @@ def sized_subsets(task: Task, key: Key, draws: int, sizes: Tensor | int) -> tupl
     return Given(masks.flatten(1, 2)), there.flatten(1, 2)
 
 
-def asked_and_summed(
-    task: Task,
-    rule: MaskRule,
-    weights: Tensor,
-    name: Hashable,
-    *,
-    response: Response,
-    fill: Fill | None,
-    key: Key,
-    memo: Memo,
+def responses_and_sums(
+    metric: Metric, task: Task, rule: MaskRule, weights: Tensor, context: Context
 ) -> tuple[Tensor, Tensor]:
     """Responses (N, M + 1), the clean one first, and the sums (N, M) of `weights` over what masks remove.
 
-    The masks know nothing of the map: with one memo the model is evaluated once under a name.
+    The masks know nothing of the map, so that all maps of one call share the responses.
     """
-    summing, asked = Summing(rule, weights), []
+    summing, evaluated = Summing(rule, weights), []
 
-    def ask() -> Tensor:
-        asked.append(True)
-        return probe(task, summing, response=response, fill=fill, key=key, with_clean=True, memo=memo)
+    def evaluate() -> Tensor:
+        evaluated.append(True)
+        return metric.responses(task, summing, context)
 
-    responses = memo.once(task, name, ask)
-    if not asked:
+    responses = context.memo.once(task, (metric, context.key), evaluate)
+    if not evaluated:
         summing.add_up(task.predictor.rows)
     return responses, summing.sums
 
@@ -213,11 +203,7 @@ class RegionMetric(RankingMetric):
         relevance = self.relevance_of(task, explanation)
         order = removal(self.regions_of(task), relevance, least_first, ranks)
         rule = RankThreshold(order.ranks, order.gone[:, :most])
-        response, fill = self.response, self.fill_on(task)  # type: ignore[attr-defined]
-        asked = probe(
-            task, rule, response=response, fill=fill, key=context.key, with_clean=True, memo=context.memo
-        )
-        return asked, order
+        return self.responses(task, rule, context), order
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,7 @@ from typing import ClassVar
 from veridical.metrics import Count, Outcome, RankingMetric, register
 from veridical.metrics.faithfulness._common import RankPath
 from veridical.metrics.faithfulness.pixel_flipping import PixelFlipping
-from veridical.metrics.types import Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Direction, Explanation, Fill, Response, Task
 
 
 @register

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.metrics import Outcome, PartOf, RankingMetric, RankThreshold, probe, register
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics import Outcome, PartOf, RankingMetric, RankThreshold, register
+from veridical.metrics.types import Context, Curve, Direction, Explanation, Fill, Response, Task
 
 BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
 
@@ -41,15 +40,7 @@ class _Eraser(RankingMetric):
             raise InputError("give at least one share of the tokens, such as bins=(0.1, 0.2)")
 
     def _outcome(self, task: Task, rule: RankThreshold, context: Context) -> Outcome:
-        responses = probe(
-            task,
-            rule,
-            response=self.response,
-            fill=self.fill,
-            key=context.key,
-            with_clean=True,
-            memo=context.memo,
-        )
+        responses = self.responses(task, rule, context)
         falls = responses[:, :1] - responses[:, 1:]
         axis = torch.tensor(self.bins, dtype=torch.float64)
         return Outcome(

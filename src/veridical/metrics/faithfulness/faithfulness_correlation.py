@@ -10,9 +10,8 @@ from torch import Tensor
 
 from veridical.functional import pearson
 from veridical.metrics import MANY, Metric, Outcome, Positive, Within, register
-from veridical.metrics.faithfulness._common import asked_and_summed, existing_values, sized_subsets
-from veridical.metrics.types import Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.faithfulness._common import existing_values, responses_and_sums, sized_subsets
+from veridical.metrics.types import Context, Direction, Explanation, Fill, Response, Task
 
 
 def subset_correlation(relevance: Tensor, falls: Tensor, where: Tensor | None = None) -> Tensor:
@@ -54,16 +53,7 @@ class FaithfulnessCorrelation(Metric):
         if task.space.valid is None:
             sizes = int(_sizes(torch.tensor([task.space.n_features]), self.subset_size))
         rule, there = sized_subsets(task, context.key, self.runs, sizes)
-        responses, sums = asked_and_summed(
-            task,
-            rule,
-            existing_values(explanation),
-            (self, context.key),
-            response=self.response,
-            fill=self.fill,
-            key=context.key,
-            memo=context.memo,
-        )
+        responses, sums = responses_and_sums(self, task, rule, existing_values(explanation), context)
         falls = responses[:, :1] - responses[:, 1:]
         values = subset_correlation(sums, falls, there)
         # of finite numbers a correlation is NaN where one side has no spread, and nowhere else

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from veridical.functional import pearson
-from veridical.metrics import Count, Outcome, RankingMetric, check_steps, probe, register, step_counts
+from veridical.metrics import Count, Outcome, RankingMetric, check_steps, register, step_counts
 from veridical.metrics.faithfulness._common import RankBands
-from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Direction, Explanation, Fill, Key, Response, Task
 from veridical.values.ties import TieOrders
 
 
@@ -49,15 +48,7 @@ class FaithfulnessEstimate(RankingMetric):
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)
         rule = RankBands(explanation.descending_ranks, counts)
-        responses = probe(
-            task,
-            rule,
-            response=self.response,
-            fill=self.fill,
-            key=context.key,
-            with_clean=True,
-            memo=context.memo,
-        )
+        responses = self.responses(task, rule, context)
         falls = responses[:, :1] - responses[:, 1:]
         relevance = rule.sums(explanation.values)
         exists = rule.taken(len(task))

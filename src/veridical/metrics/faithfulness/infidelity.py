@@ -13,9 +13,8 @@ from veridical.errors import InputError, NotApplicableError
 from veridical.functional import round_to_grid
 from veridical.functional._rows import numbers_on
 from veridical.metrics import Count, Metric, Outcome, Positive, register
-from veridical.metrics.faithfulness._common import asked_and_summed, existing_values, sized_subsets
-from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.faithfulness._common import existing_values, responses_and_sums, sized_subsets
+from veridical.metrics.types import Context, Direction, Explanation, Fill, Key, Response, Task
 from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.perturb.fills import fill_state
 from veridical.perturb.probe import blocks
@@ -145,9 +144,7 @@ class Infidelity(Metric):
         if self.units == "gradient":
             weights = weights * self._taken_away(task, fill, key)
         rule, there = self._rule(task, key)
-        responses, sums = asked_and_summed(
-            task, rule, weights, (self, key), response=self.response, fill=fill, key=key, memo=context.memo
-        )
+        responses, sums = responses_and_sums(self, task, rule, weights, context)
         return sums, responses[:, :1] - responses[:, 1:], there
 
     def _rule(self, task: Task, key: Key) -> tuple[MaskRule, Tensor | None]:

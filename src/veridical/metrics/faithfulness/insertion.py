@@ -8,10 +8,9 @@ from typing import ClassVar
 import torch
 
 from veridical.functional import area_under_curve
-from veridical.metrics import Count, Outcome, RankingMetric, probe, register
+from veridical.metrics import Count, Outcome, RankingMetric, register
 from veridical.metrics.faithfulness._common import RankPath, trapezoid
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Curve, Direction, Explanation, Fill, Response, Task
 from veridical.perturb.fills import Blur
 from veridical.perturb.rules import RankThreshold, put_back, removed_share, step_counts
 
@@ -52,15 +51,7 @@ class Insertion(RankingMetric):
         kept = step_counts(task, self.steps, None)
         # keeping the k most relevant is removing all the less relevant ones
         rule = RankThreshold(explanation.ranks, put_back(task, kept))
-        asked = probe(
-            task,
-            rule,
-            response=self.response,
-            fill=self.fill_on(task),
-            key=context.key,
-            with_clean=True,
-            memo=context.memo,
-        )
+        asked = self.responses(task, rule, context)
         responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
         share = removed_share(task, kept)
         return Outcome(

@@ -11,8 +11,7 @@ from torch import Tensor
 from veridical.functional import area_under_curve
 from veridical.metrics import MANY, Outcome, Within, register
 from veridical.metrics.faithfulness._common import RegionMetric
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Curve, Direction, Explanation, Fill, Response, Task
 from veridical.perturb.fills import Mean
 from veridical.values.regions import Regions, each_feature, superpixels
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from veridical.functional import has_spread
-from veridical.metrics import Count, Outcome, RankingMetric, probe, register
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics import Count, Outcome, RankingMetric, register
+from veridical.metrics.types import Context, Curve, Direction, Explanation, Fill, Response, Task
 from veridical.perturb.rules import RankThreshold, check_steps, put_back, removed_share, step_counts
 
 
@@ -57,15 +56,7 @@ class Monotonicity(RankingMetric):
         kept = step_counts(task, self.steps, self.per_step)
         # keeping the k least relevant is removing all the more relevant ones
         rule = RankThreshold(explanation.descending_ranks, put_back(task, kept))
-        asked = probe(
-            task,
-            rule,
-            response=self.response,
-            fill=self.fill,
-            key=context.key,
-            with_clean=True,
-            memo=context.memo,
-        )
+        asked = self.responses(task, rule, context)
         responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
         share = removed_share(task, kept)
         rising = rising_share(responses, share.diff(dim=-1) > 0)

@@ -8,10 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from veridical.functional import spearman
-from veridical.metrics import Count, Outcome, RankingMetric, check_steps, probe, register, step_counts
+from veridical.metrics import Count, Outcome, RankingMetric, check_steps, register, step_counts
 from veridical.metrics.faithfulness._common import RankBands
-from veridical.metrics.types import Direction, Explanation, Fill, Key, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Direction, Explanation, Fill, Key, Response, Task
 from veridical.perturb.fills import Marginal, UniformNoise
 from veridical.values.ties import TieOrders
 
@@ -73,15 +72,7 @@ class MonotonicityCorrelation(RankingMetric):
         redraws = isinstance(fill, UniformNoise | Marginal)
         total: Tensor | None = None
         for draw in range(self.draws if redraws else 1):
-            responses = probe(
-                task,
-                rule,
-                response=self.response,
-                fill=fill,
-                key=context.key / draw,
-                with_clean=True,
-                memo=context.memo,
-            )
+            responses = self.responses(task, rule, context.with_key(context.key / draw))
             squared = (responses[:, :1] - responses[:, 1:]).square()
             total = squared if total is None else total + squared
         assert total is not None

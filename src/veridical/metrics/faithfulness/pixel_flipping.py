@@ -8,10 +8,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from veridical.functional import area_under_curve
-from veridical.metrics import Count, Outcome, RankingMetric, probe, register
+from veridical.metrics import Count, Outcome, RankingMetric, register
 from veridical.metrics.faithfulness._common import RankPath, trapezoid
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Curve, Direction, Explanation, Fill, Response, Task
 from veridical.perturb.rules import RankThreshold, check_steps, removed_share, step_counts
 
 
@@ -66,15 +65,7 @@ class PixelFlipping(RankingMetric):
         first = explanation.descending_ranks if self.order == "morf" else explanation.ranks
         counts = step_counts(task, self.steps, self.per_step)
         rule, share = RankThreshold(first, counts), removed_share(task, counts)
-        responses = probe(
-            task,
-            rule,
-            response=self.response,
-            fill=self.fill,
-            key=context.key,
-            with_clean=True,
-            memo=context.memo,
-        )
+        responses = self.responses(task, rule, context)
         return Outcome(
             flipping_area(responses, share),
             curve=Curve(share.mean(0), responses, "share of features removed", self.response),

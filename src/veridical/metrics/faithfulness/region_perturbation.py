@@ -10,8 +10,7 @@ from torch import Tensor
 
 from veridical.metrics import Count, Outcome, register
 from veridical.metrics.faithfulness._common import RegionMetric
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Curve, Direction, Explanation, Fill, Response, Task
 from veridical.values.regions import Regions, squares
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
 from veridical.metrics import Between, Outcome, RankingMetric, RankThreshold, probe, register
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Curve, Direction, Explanation, Fill, Task
 from veridical.perturb.fills import NoisyLinear
 
 

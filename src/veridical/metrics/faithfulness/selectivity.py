@@ -8,8 +8,7 @@ from typing import ClassVar
 from veridical.functional import area_under_curve
 from veridical.metrics import Count, Outcome, register
 from veridical.metrics.faithfulness._common import RegionMetric
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Curve, Direction, Explanation, Fill, Response, Task
 from veridical.values.regions import Regions, squares
 
 

@@ -12,9 +12,8 @@ from veridical.errors import InputError
 from veridical.functional import pearson
 from veridical.functional._rows import numbers_on
 from veridical.metrics import MANY, Between, Metric, Outcome, Within, register
-from veridical.metrics.faithfulness._common import asked_and_summed, existing_values, sized_subsets
-from veridical.metrics.types import Curve, Direction, Explanation, Fill, Response, Task
-from veridical.models.context import Context
+from veridical.metrics.faithfulness._common import existing_values, responses_and_sums, sized_subsets
+from veridical.metrics.types import Context, Curve, Direction, Explanation, Fill, Response, Task
 from veridical.perturb.subset_table import FEW
 
 
@@ -63,16 +62,7 @@ class SensitivityN(Metric):
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         sizes = self.sizes(task) if task.space.valid is not None else self.sizes(task)[0]
         rule, there = sized_subsets(task, context.key, self.draws, sizes)
-        responses, sums = asked_and_summed(
-            task,
-            rule,
-            existing_values(explanation),
-            (self, context.key),
-            response=self.response,
-            fill=self.fill,
-            key=context.key,
-            memo=context.memo,
-        )
+        responses, sums = responses_and_sums(self, task, rule, existing_values(explanation), context)
         by_size = (len(task), self.draws, len(self.shares))
         falls = (responses[:, :1] - responses[:, 1:]).view(by_size).mT
         relevance = sums.view(by_size).mT

@@ -11,8 +11,7 @@ from torch import Tensor
 from veridical.functional._rows import SMALLEST
 from veridical.metrics import Count, ExplainerMetric, Outcome, Within, register
 from veridical.metrics.re_explaining import explained_beside, why_no_references
-from veridical.metrics.types import Direction, Explainer, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Direction, Explainer, Task
 
 
 def shared_prediction(near: Tensor, predictions: Tensor, own: Tensor) -> Tensor:

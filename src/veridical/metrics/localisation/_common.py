@@ -11,10 +11,9 @@ from torch import Tensor
 
 from veridical.errors import NotApplicableError
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Explanation, Metric, Outcome, Task
+from veridical.metrics import Context, Explanation, Metric, Outcome, Task
 from veridical.metrics.base import TIED_PAIRS, Ties
 from veridical.metrics.tie_orders import TIES_DECIDE
-from veridical.models.context import Context
 
 Scorer = Callable[..., Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from veridical.metrics import Direction, Explanation, Outcome, Task, register
+from veridical.metrics import Context, Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
@@ -13,7 +13,6 @@ from veridical.metrics.localisation._common import (
     positive_share_inside,
     scored,
 )
-from veridical.models.context import Context
 
 
 @register

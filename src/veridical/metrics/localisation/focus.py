@@ -8,14 +8,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Direction, Explanation, Outcome, Task, register
+from veridical.metrics import Context, Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
     positive_share_inside,
     scored,
 )
-from veridical.models.context import Context
 
 
 def made_of_quadrants(masks: Tensor) -> Tensor:

@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.metrics import Direction, Explanation, Outcome, Task, register
+from veridical.metrics import Context, Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import LocalisationMetric, feature_counts, scored
-from veridical.models.context import Context
 
 
 def ranking_area(order: Tensor, values: Tensor, masks: Tensor, valid: Tensor | None) -> Tensor:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.metrics import Direction, Explanation, Outcome, Task, register
+from veridical.metrics import Context, Direction, Explanation, Outcome, Task, register
 from veridical.metrics.localisation._common import (
     NOTHING_POSITIVE,
     LocalisationMetric,
     positive_share_inside,
     scored,
 )
-from veridical.models.context import Context
 
 
 @register

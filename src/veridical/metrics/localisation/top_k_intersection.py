@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.metrics import Direction, Explanation, Outcome, Positive, Task, register
+from veridical.metrics import Context, Direction, Explanation, Outcome, Positive, Task, register
 from veridical.metrics.localisation._common import LocalisationRanking
-from veridical.models.context import Context
 
 
 @register

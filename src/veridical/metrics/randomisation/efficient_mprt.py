@@ -12,8 +12,7 @@ from veridical.functional import histogram_entropy
 from veridical.metrics import MANY, Count, ExplainerMetric, Outcome, Within, register
 from veridical.metrics.randomisation._common import fully_randomised
 from veridical.metrics.re_explaining import explaining, one_session
-from veridical.metrics.types import Direction, Explainer, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Direction, Explainer, Task
 
 
 def relative_rise(before: Tensor, after: Tensor) -> Tensor:

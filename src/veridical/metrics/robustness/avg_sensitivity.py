@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from veridical.metrics import Explainer, Outcome, Task, register
+from veridical.metrics import Context, Explainer, Outcome, Task, register
 from veridical.metrics.robustness._common import nan_where_any
 from veridical.metrics.robustness.max_sensitivity import Sensitivity
-from veridical.models.context import Context
 
 
 @register

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from veridical.functional._rows import in_blocks
-from veridical.metrics import Count, Direction, Explainer, ExplainerMetric, Outcome, Task, register
+from veridical.metrics import Context, Count, Direction, Explainer, ExplainerMetric, Outcome, Task, register
 from veridical.metrics.re_explaining import explained_beside, why_no_references
-from veridical.models.context import Context
 
 
 def explanation_codes(values: Tensor, top: int) -> Tensor:

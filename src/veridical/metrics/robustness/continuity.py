@@ -13,8 +13,7 @@ from veridical.functional import rms_normalise
 from veridical.metrics import Count, ExplainerMetric, Outcome, register
 from veridical.metrics.re_explaining import explained_variants, explaining, stacked
 from veridical.metrics.robustness._common import map_flags, nan_where_any, worst
-from veridical.metrics.types import Curve, Direction, Explainer, Key, Task
-from veridical.models.context import Context
+from veridical.metrics.types import Context, Curve, Direction, Explainer, Key, Task
 from veridical.perturb.fills import fill_state
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.metrics import Direction, Explainer, Outcome, Task, register
+from veridical.metrics import Context, Direction, Explainer, Outcome, Task, register
 from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness._common import (
     NeighbourMetric,
@@ -17,7 +17,6 @@ from veridical.metrics.robustness._common import (
     nan_where_any,
     worst,
 )
-from veridical.models.context import Context
 
 
 @register

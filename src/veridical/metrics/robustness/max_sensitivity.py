@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.metrics import Direction, Explainer, Outcome, Task, register
+from veridical.metrics import Context, Direction, Explainer, Outcome, Task, register
 from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness._common import (
     NeighbourMetric,
@@ -18,7 +18,6 @@ from veridical.metrics.robustness._common import (
     nan_where_any,
     worst,
 )
-from veridical.models.context import Context
 
 
 @dataclass(frozen=True)
