@@ -99,8 +99,7 @@ def best_rows(task: vd.Task) -> int:
             model(batch)
             return rows / seconds(lambda: model(batch), task.device, times=5)
 
-    found: int = task.cached("best rows", lambda: max({64, 128, 256, 512, most}, key=speed))
-    return min(found, most)
+    return min(max({64, 128, 256, 512, most}, key=speed), most)
 
 
 def _repeated(task: vd.Task, rows: int) -> vd.Task:

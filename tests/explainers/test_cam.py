@@ -525,8 +525,9 @@ def test_a_world_of_noise_is_told_its_outputs(name: str, rows: int) -> None:
     task, explainer = image_task(samples=18).with_plan(Plan(rows=rows)), registry.make(name)
     for seed in range(3):
         world = task.with_noise(0.3, vd.core.Key(seed))
-        explainer.maps(world, vd.models.Context())
-        told = world.known("outputs")
+        context = vd.models.Context()
+        explainer.maps(world, context)
+        told = context.memo.found(world, "outputs")
         own = task.with_noise(0.3, vd.core.Key(seed)).outputs
         torch.testing.assert_close(told, own, rtol=0, atol=1e-12)
         assert not torch.allclose(own, task.outputs)
@@ -543,8 +544,9 @@ def test_a_world_of_sentences_is_told_its_outputs() -> None:
     )
     ids = torch.arange(24).reshape(4, 6) % 9
     world, again = (vd.Task(net, ids, plan=Plan(rows=8)).with_noise(0.3, vd.core.Key(1)) for _ in range(2))
-    registry.make("guided_backprop").maps(world, vd.models.Context())
-    torch.testing.assert_close(world.known("outputs"), again.outputs, rtol=0, atol=1e-12)
+    context = vd.models.Context()
+    registry.make("guided_backprop").maps(world, context)
+    torch.testing.assert_close(context.memo.found(world, "outputs"), again.outputs, rtol=0, atol=1e-12)
 
 
 def test_a_transposed_convolution_of_a_volume_is_one() -> None:

@@ -199,7 +199,7 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
     from tests.meta.conftest import small_table
     from veridical.core.key import Key
     from veridical.meta.perturbations import perturbed
-    from veridical.meta.scoring import share_finetuned
+    from veridical.meta.scoring import with_finetuned
 
     monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
     rows = small_table(40).inputs
@@ -207,7 +207,7 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
     artefact = fidelity.finetune(task, beta=0.5, epochs=1)
     metric = fidelity.FFid(finetuned=artefact, beta=0.5, draws=3)
     changed = perturbed(task, Amount(weights=0.5), Key(0))
-    share_finetuned(metric, task, changed, lambda t: perturbed(t, Amount(weights=0.5), Key(0)))
+    changed = with_finetuned([metric], task, changed, lambda t: perturbed(t, Amount(weights=0.5), Key(0)))
     judge = metric.model_task(changed)
     tuned = artefact.on(task).model.state_dict()
     moved = {name: value.clone() for name, value in changed.model.state_dict().items()}
@@ -231,7 +231,7 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
 
 def test_a_fine_tuned_copy_goes_along_to_the_embeddings_where_missing_tokens_are_zeros(tmp_path, monkeypatch):
     from veridical import fidelity
-    from veridical.meta.scoring import _misses_zeros, share_finetuned
+    from veridical.meta.scoring import _misses_zeros, with_finetuned
     from veridical.values.task import Task
 
     monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
@@ -242,7 +242,7 @@ def test_a_fine_tuned_copy_goes_along_to_the_embeddings_where_missing_tokens_are
     assert not found.failures
     assert not found.scores["ffid_plus"].unperturbed["ipt"].isnan().all()
     at = task.at_embeddings()
-    share_finetuned(metric, task, at, Task.at_embeddings)
+    at = with_finetuned([metric], task, at, Task.at_embeddings)
     assert torch.allclose(metric.model_task(at).outputs, metric.model_task(task).outputs)
     assert not torch.allclose(metric.model_task(at).outputs, task.outputs)
     other = copy.deepcopy(task.model)

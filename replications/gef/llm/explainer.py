@@ -98,7 +98,7 @@ class LLMx(Explainer):
     def attribute(self, task: Task, context: Context) -> Tensor:
         # asked through the meter: the certainty under noise is this explainer's own question
         outputs = task.predictor.outputs(task.inputs, task.side)
-        task.cached("outputs", lambda: outputs)
+        task = task.changed(outputs=outputs)
         tokens = self._tokens(task)
         out = torch.zeros(len(task), task.space.n_features)
         for row, prompt in enumerate(self.prompts(task, context.key)):

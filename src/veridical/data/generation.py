@@ -178,7 +178,7 @@ class Generation(Task):
         made = source.module
         assert isinstance(made, PromptModel)
         predictor = replace(old, source=source, differentiable=not made.no_gradient)
-        task = self.changed(alone=True, predictor=predictor, outputs=self.known("outputs"), off=off)
+        task = self.changed(alone=True, predictor=predictor, outputs=self.known_outputs, off=off)
         assert isinstance(task, Generation)
         check_exact(task)
         return task
@@ -413,9 +413,9 @@ def evaluated(task: Generation, gates: Tensor, side: Side) -> tuple[Tensor, Tens
 def learn_predictions(task: Generation) -> None:
     """Ask once what the model itself would say at each place of the answers; its outputs are then known."""
     total, said, _ = evaluated(task, task.inputs, task.side)
-    task.__dict__["side"] = {**task.side, "predicted": said}  # type: ignore[dict-item]
     check_finite(total[:, None])
-    task.keep("outputs", torch.stack([total, torch.ones_like(total)], 1))
+    outputs = torch.stack([total, torch.ones_like(total)], 1)
+    task.__dict__.update(side={**task.side, "predicted": said}, known_outputs=outputs)  # type: ignore[dict-item]
 
 
 # --- whether a model does with prompts what is said of it -----------------------------------------------

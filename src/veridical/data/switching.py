@@ -83,7 +83,7 @@ def switch(
         alone=True,
         predictor=replace(old, source=source),
         targets=task.targets,
-        outputs=task.known("outputs"),
+        outputs=task.known_outputs,
         inputs=task.inputs.new_ones(len(task), len(names), dtype=_dtype(task)),
         side=side,
         space=Space.units(len(names), None, names).to(task.device),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from veridical.core.facts import fact
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import Explainer, register, selected
 from veridical.explainers.cam import last_maps
@@ -86,11 +87,7 @@ class _AttentionExplainer(Explainer):
             return "it reads the attention weights of a torch module, and this model is a plain function"
         if task.modality == "units" and not asks_prompts(task):
             return "attention tells what tokens draw on; the units of this task are inside the model"
-        refusal: str | None = task.reference.cached(
-            f"refusal of {self}",
-            lambda: self._refusal(at_logits(task.reference[: min(2, len(task.reference))])),
-        )
-        return refusal
+        return _refusal(task.reference, self)
 
     def _refusal(self, task: Task) -> str | None:
         found = task.uncounted(lambda: run(task, grad=False)[1])
@@ -122,11 +119,7 @@ class _AttentionExplainer(Explainer):
             return {"reading": "where the answer is predicted"}
         if self.reading != "auto":
             return {"reading": self.reading}
-        few = task.reference[: min(2, len(task.reference))]
-        found: str = task.reference.cached(
-            "rows the answer reads", lambda: few.uncounted(lambda: _read_of(few))
-        )
-        return {"reading": found}
+        return {"reading": _rows_read(task.reference)}
 
     def _read(self, mixing: Tensor, task: Task) -> Tensor:
         """One row of the final (N, L, L) matrix per sample."""
@@ -260,3 +253,16 @@ def _last_place(task: Task, places: int) -> Tensor:
     if mask is None:
         return at[-1].expand(len(task))
     return torch.where(mask > 0, at, 0).amax(-1)
+
+
+@fact
+def _refusal(task: Task, explainer: _AttentionExplainer) -> str | None:
+    """Why an explainer by attention does not work on a task, tried on two samples."""
+    return explainer._refusal(at_logits(task[: min(2, len(task))]))
+
+
+@fact
+def _rows_read(task: Task) -> str:
+    few = task[: min(2, len(task))]
+    found: str = few.uncounted(lambda: _read_of(few))
+    return found

@@ -150,8 +150,10 @@ class Explainer(Settings):
         # where some features are not the task's (special tokens), their part is not in the map; units
         # that a prompt does not have are nothing
         complete = bool(self.completeness) and (task.space.valid is None or task.modality == "units")
-        name = f"expected sum of {self} with {key}"
-        expected = task.cached(name, lambda: self._expected_sum(task, key / self.name)) if complete else None
+        expected = None
+        if complete:
+            name = ("expected sum", str(self), key)
+            expected = context.memo.once(task, name, lambda: self._expected_sum(task, key / self.name))
         provenance: dict[str, Any] = {
             "explainer": self.to_json(),
             "seed": key.seed,
@@ -187,9 +189,9 @@ class Explainer(Settings):
         with Session(worked_on.predictor, "gradient" in self.needs):
             for piece in pieces:
                 parts.append(self._maps(piece, own))
-                outputs += [piece.known("outputs")] if noisy else []
+                outputs += [context.memo.found(piece, "outputs")] if noisy else []
         if noisy and all(part is not None for part in outputs):
-            keep_outputs(task, torch.cat(outputs))
+            keep_outputs(context, task, torch.cat(outputs))
         values = torch.cat(parts) if len(parts) > 1 else parts[0]
         return values if space.valid is None else values.masked_fill(~space.valid, 0.0)
 
@@ -283,13 +285,13 @@ def as_explainer(explainer: Any, **settings: Any) -> Explainer:
     )
 
 
-def keep_outputs(task: Task, outputs: Tensor) -> None:
-    """Keep outputs that an explainer computed on its way in a world of noise: nobody need ask for them again.
+def keep_outputs(context: Context, task: Task, outputs: Tensor) -> None:
+    """Keep in the call's memo what a perturbed model answered on the way to a map, for whoever compares them.
 
-    Those of an unperturbed task are asked, and checked, by the task itself.
+    The outputs of an unperturbed task are evaluated, and checked, by the task itself.
     """
-    if task.reference is not task and task.known("outputs") is None:
-        task.keep("outputs", outputs.detach().clone())
+    if task.reference is not task:
+        context.memo.once(task, "outputs", lambda: outputs.detach().clone())
 
 
 def selected(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from veridical.core.key import Key
+from veridical.core.facts import fact
 from veridical.errors import NotApplicableError, unknown_name
 from veridical.explainers.backprop import GuidedBackprop
 from veridical.explainers.base import Explainer, keep_outputs, register, selected
@@ -68,10 +68,10 @@ class Cam(Explainer):
         return {"layer": self.layer or last_maps(task).words}
 
     def attribute(self, task: Task, context: Context) -> Tensor:
-        small = self.coarse(task, context.key)
+        small = self.coarse(task, context)
         return as_features(task, resized(small[:, None], spatial_size(task))[:, 0])
 
-    def coarse(self, task: Task, key: Key) -> Tensor:
+    def coarse(self, task: Task, context: Context) -> Tensor:
         """The map (n, *grid) on the layer's own grid."""
         raise NotApplicableError(f"explainer '{self.name}' does not say how it weighs channels")
 
@@ -98,7 +98,7 @@ class Cam(Explainer):
 class GradientCam(Cam):
     """Base of those that weigh activations A (n, channels, *grid) by the gradient g = dy_c/dA."""
 
-    def coarse(self, task: Task, key: Key) -> Tensor:
+    def coarse(self, task: Task, context: Context) -> Tensor:
         targets = task.targets  # before the watching begins: they may need the model without it
         x = task.inputs.detach()
         layer = self.layer or last_maps(task).layer
@@ -115,7 +115,7 @@ class GradientCam(Cam):
                 if not layers or slopes[-1] is None:
                     raise _independent(self.name, f"layer '{layer}', whose maps it looks at")
                 found = layers[-1].detach(), slopes[-1]
-        keep_outputs(task, outputs)
+        keep_outputs(context, task, outputs)
         return self.weigh(*found)
 
     def weigh(self, activations: Tensor, slopes: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ class ScoreCam(Cam):
             )
         return super()._no_maps(task)
 
-    def coarse(self, task: Task, key: Key) -> Tensor:
+    def coarse(self, task: Task, context: Context) -> Tensor:
         activations = self._activations(task)[: len(task)].detach()
         low, high = _ends(activations)
         shows = high > low
@@ -305,7 +305,7 @@ class GuidedGradCam(Explainer):
     def attribute(self, task: Task, context: Context) -> Tensor:
         guided = GuidedBackprop()
         fine = guided.attribute(guided._prepared(task), context)
-        coarse = GradCam(self.layer).coarse(task, context.key)
+        coarse = GradCam(self.layer).coarse(task, context)
         return fine * over_input(task, resized(coarse[:, None], spatial_size(task))[:, 0])
 
 
@@ -423,14 +423,13 @@ class LastMaps(Tracer):
 
 
 def layer_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
-    """The output shapes of every layer for one row, in the order they ran; asked once, and not counted."""
-    found: dict[str, list[tuple[int, ...]]] = task.reference.cached(
-        "layer shapes", lambda: task.uncounted(lambda: _ask_shapes(task.reference))
-    )
-    return found
+    """The output shapes of every layer for one row, in the order they ran; not counted."""
+    shapes: dict[str, list[tuple[int, ...]]] = task.uncounted(lambda: _shapes(task.reference))
+    return shapes
 
 
-def _ask_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
+@fact
+def _shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
     found: dict[str, list[tuple[int, ...]]] = {}
 
     def after(name: str, output: Any) -> None:
@@ -478,12 +477,13 @@ class Place:
 
 
 def last_maps(task: Task) -> Place:
-    """What one row shows of the model's last maps; asked once, and not counted."""
-    found: Place = task.reference.cached("last maps", lambda: task.uncounted(lambda: _ask(task.reference)))
-    return found
+    """What one row shows of the model's last maps; not counted."""
+    place: Place = task.uncounted(lambda: _place(task.reference))
+    return place
 
 
-def _ask(task: Task) -> Place:
+@fact
+def _place(task: Task) -> Place:
     row, side = task.inputs[:1], take_side(task.side, slice(0, 1))
     with task.session() as model:
         with LastMaps(row, spatial_axes(task)) as seen, _every_layer(task, seen.after_layer):

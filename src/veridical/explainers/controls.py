@@ -11,6 +11,7 @@ from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.core.allowed import Count
+from veridical.core.facts import train_fact
 from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.layout import as_features, asks_prompts, lengths, time_axis
@@ -145,13 +146,15 @@ def spread(task: Task) -> Tensor:
     """The standard deviation of each element over the reference rows, 1 where there is none."""
     if task.train is None or len(task.train) < 2:
         return torch.ones((), dtype=torch.float64, device=task.device)
-    rows = task.train
-    known: Tensor = task.from_train("spread of elements", lambda: _deviation(rows.double()))
+    known = _deviation(task)
     return torch.where(known > 0, known, 1.0)
 
 
-def _deviation(rows: Tensor) -> Tensor:
-    """The standard deviation over the rows, of values that are not missing."""
+@train_fact
+def _deviation(task: Task) -> Tensor:
+    """The standard deviation over the reference rows, of values that are not missing."""
+    assert task.train is not None
+    rows = task.train.double()
     return (rows - rows.nanmean(0)).square().nanmean(0).sqrt()
 
 
@@ -160,10 +163,16 @@ def rarity(task: Task) -> Tensor:
     tokens = task.inputs.flatten(1).long()
     if task.train is None:
         return tokens.double()
-    rows = task.train.flatten().long()
-    counts: Tensor = task.from_train("counts of tokens", lambda: rows.clamp(min=0).bincount())
+    counts = _token_counts(task)
     known = torch.where(tokens < len(counts), counts[tokens.clamp(0, len(counts) - 1)], 0)
-    return -((known + 1) / (len(rows) + 1)).double().log()
+    return -((known + 1) / (task.train.numel() + 1)).double().log()
+
+
+@train_fact
+def _token_counts(task: Task) -> Tensor:
+    """How often the reference rows have each token."""
+    assert task.train is not None
+    return task.train.flatten().long().clamp(min=0).bincount()
 
 
 @register

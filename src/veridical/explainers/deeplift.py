@@ -66,7 +66,7 @@ class _FromBaselines(TracingExplainer):
             records = _records(task, starts)
             tracer = Differences(rows, next(records))
             outputs = traced_outputs(task, tracer)
-            keep_outputs(task, outputs)
+            keep_outputs(context, task, outputs)
             explained, total = selected(outputs, task.targets).sum(), torch.zeros_like(task.inputs)
             for at, start in enumerate(starts.split(1)):
                 if at:

@@ -21,7 +21,7 @@ from veridical.models.predictor import Session, call, out_of_memory, repeat_side
 from veridical.values.task import Task
 
 
-def gradient(task: Task, x: Tensor | None = None) -> Tensor:
+def gradient(task: Task, x: Tensor | None = None, context: Context | None = None) -> Tensor:
     """The gradient d y_c / d x of the explained output.
 
     Parameters
@@ -30,6 +30,8 @@ def gradient(task: Task, x: Tensor | None = None) -> Tensor:
         The model, its inputs and the explained outputs c.
     x : Tensor, optional
         Rows to take it at instead of the task's inputs; each sample repeated equally often in a row.
+    context : Context, optional
+        The call in which the task's outputs, computed on the way, are of use.
 
     Returns
     -------
@@ -50,8 +52,8 @@ def gradient(task: Task, x: Tensor | None = None) -> Tensor:
         side, targets = repeat_side(side, times), targets.repeat_interleave(times)
     with Session(task.predictor, grad=True) as model:
         outputs = call(model, rows, side)
-        if x is None:
-            keep_outputs(task, outputs)
+        if context is not None:
+            keep_outputs(context, task, outputs)
         return input_gradient(selected(outputs, targets).sum(), rows)
 
 
@@ -105,7 +107,7 @@ class Gradient(Explainer):
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def attribute(self, task: Task, context: Context) -> Tensor:
-        return gradient(task)
+        return gradient(task, context=context)
 
 
 @register
@@ -119,7 +121,7 @@ class Saliency(Explainer):
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def attribute(self, task: Task, context: Context) -> Tensor:
-        return gradient(task).abs()
+        return gradient(task, context=context).abs()
 
 
 @register
@@ -133,7 +135,7 @@ class InputXGradient(Explainer):
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def attribute(self, task: Task, context: Context) -> Tensor:
-        return task.inputs * gradient(task)
+        return task.inputs * gradient(task, context=context)
 
 
 Quadrature = Literal["gauss_legendre", "midpoint", "trapezoid", "left", "right"]

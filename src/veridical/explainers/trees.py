@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.core.allowed import Count
+from veridical.core.facts import fact
 from veridical.core.key import Key
 from veridical.errors import NotApplicableError, missing_extra
 from veridical.explainers.base import Explainer, register
@@ -120,17 +121,18 @@ def _background(task: Task, count: int) -> Tensor:
 
 
 def _explainer(task: Task, background: int) -> Any:
-    import shap
-
     if _estimator(task) is None:
         raise NotApplicableError(
             "tree_shap reads the trees of the task's own estimator, which this model wraps"
         )
+    return _tree_explainer(task.reference, background)
 
-    def make() -> Any:
-        return shap.TreeExplainer(_estimator(task), _background(task, background).cpu().numpy())
 
-    return task.reference.cached(f"trees over {background} rows", make)
+@fact
+def _tree_explainer(task: Task, background: int) -> Any:
+    import shap
+
+    return shap.TreeExplainer(_estimator(task), _background(task, background).cpu().numpy())
 
 
 def _side(task: Task) -> Tensor:

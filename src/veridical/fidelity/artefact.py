@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from veridical.api import as_explanation
 from veridical.core import files
+from veridical.core.facts import fact
 from veridical.core.settings import Settings, revivable
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import registry
@@ -186,13 +187,11 @@ class Finetuned(Settings):
                 f"the model was fine-tuned to miss up to {self.beta:g} of its features, and beta {beta:g} is "
                 "more"
             )
-        made: Task = task.cached(f"finetuned {self.path}", lambda: self._task(task))
-        return made
+        return task.companions.get(self.path) or _finetuned(task, self)
 
     def check(self, task: Task) -> None:
         """Refuse a task whose model, fill or space is another than that of the fine-tuning."""
-        if task.known(f"finetuned {self.path}") is not None:
-            # looked at when its copy was made, or given one that goes along with it (meta-evaluation does)
+        if self.path in task.companions:  # as meta-evaluation gives a perturbed task
             return
         header = self.header
         if header["fill"] != task.fill.to_json():
@@ -205,15 +204,10 @@ class Finetuned(Settings):
                 f"the model was fine-tuned on {_space_line(header['space'])}, the task has "
                 f"{_space_line(space_facts(task.space))}; use task.with_space(...) or fine-tune again"
             )
-        if header["weights"] != task.cached("weights digest", lambda: state_digest(task.predictor.model)):
+        if header["weights"] != _weights_digest(task):
             raise InputError(
                 "the artefact was fine-tuned from other weights than this task's model has; fine-tune again"
             )
-
-    def _task(self, task: Task) -> Task:
-        model = task.predictor.source.copied()
-        model.load_state_dict({name: value.to(task.device) for name, value in self.weights.items()})
-        return task.with_module(model.eval())
 
     def evaluator(self, task: Task) -> Task:
         """The task on the fine-tuned model, if its check on held-out rows allows it."""
@@ -244,9 +238,7 @@ class Finetuned(Settings):
             "agreement with the model": check.agreement,
             "rank agreement of maps": check.maps,
             "agreement on the evaluated rows": 1 - float(self.disagrees(task).double().mean()),
-            "evaluated rows that were trained on": task.cached(
-                f"rows met by {self.path}", lambda: self.rows_seen(task.inputs)
-            ),
+            "evaluated rows that were trained on": self.rows_seen(task.inputs),
         }
 
     def __repr__(self) -> str:
@@ -263,6 +255,19 @@ class Finetuned(Settings):
             f"{loss:.4f}), targets {self.labels}, agrees with the model on {found.agreement:.1%} of "
             f"{found.rows} held-out rows, cost {self.cost}"
         )
+
+
+@fact
+def _finetuned(task: Task, artefact: Finetuned) -> Task:
+    """The task on the fine-tuned model."""
+    model = task.predictor.source.copied()
+    model.load_state_dict({name: value.to(task.device) for name, value in artefact.weights.items()})
+    return task.with_module(model.eval())
+
+
+@fact
+def _weights_digest(task: Task) -> str:
+    return state_digest(task.predictor.model)
 
 
 @lru_cache(maxsize=4)

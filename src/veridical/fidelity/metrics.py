@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from veridical.core.allowed import Between, Count, PartOf
+from veridical.core.facts import fact
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
@@ -231,7 +232,7 @@ class RFid(Fidelity):
     def _on_perturbed(self, task: Task) -> bool:
         """Whether the fine-tuned model was perturbed along with the task, which parts of it do not know."""
         # meta-evaluation hands such a copy over under this very task
-        return self.finetuned is not None and task.known(f"finetuned {self.finetuned.path}") is not None
+        return self.finetuned is not None and self.finetuned.path in task.companions
 
     @property
     def removal(self) -> Mapping[str, Any]:
@@ -277,15 +278,17 @@ class FFid(RFid):
         """The fine-tuned model: the given one, or one made (or found) with the default settings."""
         if self.finetuned is not None:
             return self.finetuned
-        made: Finetuned = task.cached(
-            f"fine-tuned with beta {self.beta}", lambda: finetune(task, beta=self.beta)
-        )
-        return made
+        return _finetuned_at(task, self.beta)
 
     def evaluate_with_ties(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         if self.finetuned is not None:
             self.finetuned.check(task)
         return super().evaluate_with_ties(task, explanation, context)
+
+
+@fact
+def _finetuned_at(task: Task, beta: float) -> Finetuned:
+    return finetune(task, beta=beta)
 
 
 @register

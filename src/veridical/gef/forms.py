@@ -100,15 +100,20 @@ class Run:
         # copied: it may be the very weights of the perturbed model, which move on
         return self.comparable(self.values(task, *where).detach().to(torch.float64, copy=True))
 
-    def values(self, task: Task, *where: str | int) -> Tensor:
+    def values(self, task: Task, *where: str | int, models: PerturbedModels | None = None) -> Tensor:
         """The map of a perturbed model (N, V) as the explainer gives it; `where` keys a stochastic one.
 
-        Controls draw anew at every call; an optimisation starts from the same key everywhere.
+        Controls draw anew at every call; an optimisation starts from the same key everywhere. Outputs that
+        the explainer computed on its way are noted in `models`.
         """
         key = self.key / "explainer"
         for part in () if self.explainer._one_key else where:
             key = key / part
-        return self.explainer._values_on(task, Context(key))
+        context = Context(key)
+        values = self.explainer._values_on(task, context)
+        if task.members is None:
+            (models or self.models).note_outputs(task, context.memo.found(task, "outputs"))
+        return values
 
     def path_key(self, draw: int, level: int, *where: int) -> tuple[str | int, ...]:
         """One key for the whole path of a stochastic explainer; controls redraw at every call."""
@@ -252,7 +257,7 @@ def _reads_outputs(run: Run, model: Task) -> bool:
     if run.checks.redraws:
         return True
     noisy = with_output_noise(model, run.metric.output_noise, run.key / "reaches")
-    # on tasks that remember nothing: what is not counted must not be found there later
+    # on another task: outputs that are not counted must not be found there later
     there, here = (run.task.uncounted(partial(run.values, at.changed())) for at in (noisy, model))
     apart, size = ((each.nan_to_num().abs().amax()) for each in (there - here, here))
     return bool(apart > UNMOVED * size)
@@ -291,7 +296,7 @@ def jacobian(run: Run, sigma: float, draw: int, level: int) -> Moved:
         around = PerturbedModels(model, run.models.perturb, run.models.noise)
         for k in range(count):
             near = around.at(SMALL_STEP, noise / "jacobian" / t / k)
-            maps[1 + k] = run.values(near, *run.path_key(draw, level, t, k))
+            maps[1 + k] = run.values(near, *run.path_key(draw, level, t, k), models=around)
             near_outputs[k] = around.outputs(near, task.members)
         response = run.per_sample(near_outputs.double()).transpose(0, 1) - here[:, None]
         step = here - before

@@ -132,16 +132,12 @@ class GEF(ExplainerMetric):
             return NoisePath.given(self.path)
         rule: Rule = self.path
         label = f"gef path {self.levels} {rule} {self.perturb} {key.seed}"
-        root = Key(key.seed)
-
-        def search() -> NoisePath:
-            path: NoisePath = task.uncounted(
-                lambda: find_path(task, self.levels, rule, self.perturb, draws, root)
+        if label not in task.estimates:
+            task.estimates[label] = task.uncounted(
+                lambda: find_path(task, self.levels, rule, self.perturb, draws, Key(key.seed))
             )
-            return path
-
-        found: NoisePath = task.calibrated(label, search)
-        return found
+        path: NoisePath = task.estimates[label]
+        return path
 
     def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         # a score rests on its path, whoever searched it: its cost does not depend on who came first
@@ -223,7 +219,7 @@ class GEF(ExplainerMetric):
         size = max(1, BLOCK_BYTES * memory_budget(task.device) // (8 * max(1, maps)))
         noise: Callable[[Key], Noise] | None = None
         if self.perturb == "weights":
-            noise = task.cached("weight noise", lambda: NoiseSource(task.predictor.source.module))
+            noise = NoiseSource(task.predictor.source.module)
         runs: dict[str, list[Run]] = {who: [] for who in group}
         checks = {}
         for who in group:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veridical.core.facts import fact
 from veridical.core.key import Key
 from veridical.gef.map_checks import MapChecks
 from veridical.models.predictor import call
@@ -61,10 +62,11 @@ class PerturbationLog:
         return {**asdict(self), "still": list(self.still), "whole": self.whole, "text": str(self)}
 
 
+@fact
 def log_weight_noise(task: Task) -> PerturbationLog:
-    """The log of weight noise on a task's model, made once for the task and counted to nobody."""
-    found: PerturbationLog = task.cached("perturbation log", lambda: task.uncounted(lambda: _made(task)))
-    return found
+    """The log of weight noise on a task's model, counted to nobody."""
+    log: PerturbationLog = task.uncounted(lambda: _made(task))
+    return log
 
 
 def log_of_score(task: Task, model: Tensor, checks: MapChecks, weights: bool) -> dict[str, Any]:

@@ -67,14 +67,18 @@ class PerturbedModels:
 
     def outputs(self, task: Task, rows: Task | None = None) -> Tensor:
         """The outputs of a perturbed task, at its own inputs or those of other rows; of the latest once."""
-        if rows is None and (known := task.known("outputs")) is not None:
-            found: Tensor = known  # computed on the way to its maps
-            return found
+        if rows is None and task.known_outputs is not None:
+            return task.known_outputs
         if self._latest is None or task is not self._latest[1]:
             return _outputs(task, rows)
         if self._outputs is None:
             self._outputs = _outputs(task, rows)
         return self._outputs
+
+    def note_outputs(self, task: Task, outputs: Tensor | None) -> None:
+        """Take the outputs of the latest perturbed task that an explainer computed on its way to a map."""
+        if self._outputs is None and self._latest is not None and task is self._latest[1]:
+            self._outputs = outputs
 
     def _perturbed(self, size: float, key: Key, share: float) -> Task:
         share = share or self.task.noise_share

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.core.allowed import Count, NotNegative, PartOf, Positive, Within
+from veridical.core.facts import train_fact
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.explainers import Explainer
@@ -431,51 +432,38 @@ def _uniform(task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
 # --- what the pictures of a task are like ---------------------------------------------
 
 
+@train_fact
 def value_range(task: Task) -> tuple[Tensor, Tensor]:
     """The smallest and largest value of each channel in the reference rows (C, 1, 1)."""
-
-    def find() -> tuple[Tensor, Tensor]:
-        rows = _reference_rows(task).movedim(1, 0).flatten(1)
-        return rows.amin(1)[:, None, None], rows.amax(1)[:, None, None]
-
-    found: tuple[Tensor, Tensor] = task.from_train("value range by channel", find)
-    return found
+    rows = _reference_rows(task).movedim(1, 0).flatten(1)
+    return rows.amin(1)[:, None, None], rows.amax(1)[:, None, None]
 
 
+@train_fact
 def mean_magnitude(task: Task) -> Tensor:
     """The mean over the reference rows of the magnitude of their spectra (C, H, W // 2 + 1).
 
     Of channels made independent first, as `in_colour` puts them together again.
     """
-
-    def find() -> Tensor:
-        rows = _reference_rows(task)
-        apart = torch.einsum("dc,nchw->ndhw", torch.linalg.inv(colours(task)), rows)
-        return torch.fft.rfft2(apart).abs().mean(0)
-
-    found: Tensor = task.from_train("mean magnitude of spectra", find)
-    return found
+    apart = torch.einsum("dc,nchw->ndhw", torch.linalg.inv(colours(task)), _reference_rows(task))
+    return torch.fft.rfft2(apart).abs().mean(0)
 
 
+@train_fact
 def colours(task: Task) -> Tensor:
     """The square root (C, C) of the covariance of the channels over the reference rows, its largest row 1.
 
     Neighbouring values of real images differ little between channels; a picture whose channels are
     optimised apart is a rainbow. With one channel there is nothing to put together.
     """
-
-    def find() -> Tensor:
-        rows = _reference_rows(task)
-        flat = rows.movedim(1, 0).flatten(1).double()
-        apart = flat - flat.mean(1, keepdim=True)
-        values, vectors = torch.linalg.eigh(apart @ apart.mT / apart.shape[1])
-        root = vectors * values.clamp(min=1e-6 * float(values.max()) + 1e-12).sqrt()
-        return (root / root.norm(dim=1).max()).to(rows.dtype)
-
     if task.inputs.shape[1] == 1:
         return torch.ones(1, 1, dtype=task.inputs.dtype, device=task.device)
-    found: Tensor = task.from_train("colours", find)
-    return found
+    rows = _reference_rows(task)
+    flat = rows.movedim(1, 0).flatten(1).double()
+    apart = flat - flat.mean(1, keepdim=True)
+    values, vectors = torch.linalg.eigh(apart @ apart.mT / apart.shape[1])
+    root = vectors * values.clamp(min=1e-6 * float(values.max()) + 1e-12).sqrt()
+    return (root / root.norm(dim=1).max()).to(rows.dtype)
 
 
 def in_colour(images: Tensor, task: Task) -> Tensor:

@@ -315,9 +315,10 @@ def calibrate(
             return Calibrated(high, high_changed, target, True)
         return Calibrated(low, low_changed, target, low_changed <= target)
 
-    found: Calibrated = task.calibrated(
-        f"meta strength {test} {mode} {epsilon} {seed} {draws} {disrupted}", search
-    )
+    label = f"meta strength {test} {mode} {epsilon} {seed} {draws} {disrupted}"
+    if label not in task.estimates:
+        task.estimates[label] = search()
+    found: Calibrated = task.estimates[label]
     return found
 
 

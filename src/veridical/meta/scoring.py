@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -47,16 +48,19 @@ def settled(metric: AnyMetric, task: Task) -> AnyMetric:
     return metric
 
 
-def share_finetuned(metric: AnyMetric, clean: Task, perturbed: Task, perturb: Callable[[Task], Task]) -> None:
-    """Give a perturbed task the metric's fine-tuned model under the same noise."""
-    artefact: Any = metric.finetuned if isinstance(metric, Fidelity) else None
-    if not isinstance(artefact, Finetuned):
-        return
-    digest = artefact.header["weights"]
-    perturbed.cached("weights digest", lambda: digest)
-    copy = artefact.on(clean)
-    if perturbed.inputs.dtype == clean.inputs.dtype or _misses_zeros(copy):
-        perturbed.cached(f"finetuned {artefact.path}", lambda: perturb(copy))
+def with_finetuned(
+    metrics: Iterable[AnyMetric], clean: Task, perturbed: Task, perturb: Callable[[Task], Task]
+) -> Task:
+    """The perturbed task, with the metrics' fine-tuned models under the same noise."""
+    companions = {}
+    for metric in metrics:
+        artefact: Any = metric.finetuned if isinstance(metric, Fidelity) else None
+        if isinstance(artefact, Finetuned):
+            copy = artefact.on(clean)
+            if perturbed.inputs.dtype == clean.inputs.dtype or _misses_zeros(copy):
+                companions[artefact.path] = perturb(copy)
+    outputs, estimates = perturbed.known_outputs, perturbed.estimates
+    return perturbed.changed(companions=companions, outputs=outputs, estimates=estimates)
 
 
 def _misses_zeros(copy: Task) -> bool:
@@ -175,7 +179,7 @@ class ScoringRun:
         self.bases = {test: unperturbed(self.task, test) for test in self.tests}
         for base in self.bases.values():
             # what was calibrated on tokens holds at their embeddings
-            base.calibrate_like(self.task)
+            base.estimates.update(self.task.estimates)
         for label, metric in list(self.metrics.items()):
             table = MetricScores(label, metric.category, metric.better)
             for test in self.tests:
@@ -201,8 +205,9 @@ class ScoringRun:
         self.memo = Memo()
         key = self.root / UNPERTURBED
         if base is not self.task:
-            for metric in self.metrics.values():
-                share_finetuned(metric, self.task, base, lambda task: unperturbed(task, tests[0]))
+            perturb = partial(unperturbed, test=tests[0])
+            base = with_finetuned(self.metrics.values(), self.task, base, perturb)
+            self.bases |= dict.fromkeys(tests, base)
         maps = {who: self._explain(method, base, key) for who, method in self.explainers.items()}
         if self.published and base is self.bases.get("ipt"):
             self.old_maps = maps
@@ -229,17 +234,17 @@ class ScoringRun:
             return
         base, key = self.bases[test], perturbation.key(self.root)
         # what a metric has calibrated belongs to its settings and stays that of the unperturbed task
-        made.calibrate_like(base)
-        # these are the outputs of the perturbed task, which are not computed again
-        made.cached("outputs", lambda: outputs)
+        made = made.changed(outputs=outputs, estimates=dict(base.estimates))
         keep_maps = self.published and test == "ipt"
         # no other sample counts; old maps are those of all samples
         some = slice(None) if keep_maps or bool(kept.all()) else kept.nonzero()[:, 0]
         made = made if isinstance(some, slice) else made[some]
-        for metric in self.metrics.values():
-            share_finetuned(
-                metric, self.task, made, lambda task: perturbation.of(task, self.root, self.published)[some]
-            )
+        made = with_finetuned(
+            self.metrics.values(),
+            self.task,
+            made,
+            lambda task: perturbation.of(task, self.root, self.published)[some],
+        )
         methods = dict(self.explainers)
         if keep_maps:
             maps = {

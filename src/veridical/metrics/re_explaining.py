@@ -131,7 +131,7 @@ def stacked(task: Task, times: int, inputs: Tensor | None = None) -> Task:
         for name, value in held.items()
     }
     again |= {} if inputs is None else {"inputs": inputs.to(task.inputs.dtype)}
-    return task.changed(alone=True, calibrated_alike=True, **again)
+    return task.changed(alone=True, estimates=dict(task.estimates), **again)
 
 
 def why_no_references(task: Task) -> str | None:

@@ -38,6 +38,10 @@ class Memo:
         found: T = kept[name]
         return found
 
+    def found(self, owner: object, name: Hashable) -> Any:
+        """What has been computed for an owner under a name, or None."""
+        return self._kept.get(owner, {}).get(name)
+
 
 @dataclass(frozen=True, eq=False)
 class Context:

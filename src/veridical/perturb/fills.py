@@ -9,7 +9,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from veridical.core import key as keyed
 from veridical.core.allowed import Count, Index, NotNegative, Positive, Value
+from veridical.core.facts import train_fact
 from veridical.core.key import Key
 from veridical.core.settings import Settings, revivable
 from veridical.errors import InputError, NotApplicableError, check_arity, unknown_name
@@ -408,11 +409,6 @@ def default_fill(space: Space, has_train: bool) -> Fill:
     return Zero()
 
 
-_FIXED = (Constant, Zero, Token, Mean)
-"""Fills that show one and the same for all samples and draws; a fill made of one of them may do otherwise."""
-_FACTS_KEPT = 2**26  # features of all samples of which it is kept whether they matter: 64 MB
-
-
 class Backgrounds:
     """What shows through removed features, made for as many samples at once as fill a chunk.
 
@@ -455,15 +451,8 @@ class Backgrounds:
 
     def matters(self) -> Tensor | None:
         """(N, V): whether removing a feature changes its input at all; None where masks decide that."""
-        task, fill = self._task, self.fill
-        if fill.looks_at_mask:
+        if self.fill.looks_at_mask:
             return None
-        if type(fill) not in _FIXED or len(task.inputs) * task.space.n_features > _FACTS_KEPT:
-            return self._changing()
-        matters: Tensor = task.cached(f"features that {fill!r} changes", self._changing)
-        return matters
-
-    def _changing(self) -> Tensor:
         task, changes = self._task, []
         for at in range(0, len(task.inputs), self._few):
             rows = slice(at, min(len(task.inputs), at + self._few))
@@ -477,12 +466,15 @@ class Backgrounds:
 
 
 def fill_state(task: Task, fill: Fill) -> Tensor | None:
-    """What a fill estimates from the task's reference rows, computed once."""
+    """What a fill estimates from the task's reference rows."""
     if task.space.kind == "unit" and not (isinstance(fill, Constant) and fill.value == 0):
         raise NotApplicableError(
             f"a unit that is off is 0, and fill '{fill.name}' would leave it partly on; what off means is "
             "said by off=... where the task is made"
         )
-    name = f"fill {fill!r} over {task.space.kind} {tuple(task.space.labels.shape)}"
-    state: Tensor | None = task.from_train(name, partial(fill.prepare, task.train, task.space))
-    return state
+    return _prepared(task, fill, task.space.kind, tuple(task.space.labels.shape))
+
+
+@train_fact
+def _prepared(task: Task, fill: Fill, _kind: str, _shape: tuple[int, ...]) -> Tensor | None:
+    return fill.prepare(task.train, task.space)

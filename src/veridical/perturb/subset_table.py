@@ -100,9 +100,8 @@ def has_few(task: Task, fill: Fill) -> Tensor | None:
     if task.space.valid is None:
         few = task.space.n_features <= FEW
         return torch.ones(len(task.inputs), dtype=torch.bool, device=task.inputs.device) if few else None
-    few_of: Tensor = task.cached("samples of few features", lambda: task.space.counts(len(task)) <= FEW)
-    few_there: bool = task.cached("any sample of few features", lambda: bool(few_of.any()))
-    return few_of if few_there else None
+    few_of = task.space.counts(len(task)) <= FEW
+    return few_of if bool(few_of.any()) else None
 
 
 def places_of(task: Task) -> Tensor:

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +57,7 @@ def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, hash: str, 
         for part in inside(metric):
             if isinstance(part, GEF) and _facts(part, facts["seed"]) == facts:
                 part.noise_path(task, Key(facts["seed"]))
-        kept = {label: path.to_json() for label, path in vars(task)["_calibrations"].items()}
+        kept = {label: path.to_json() for label, path in task.estimates.items()}
         return files.pack_json(kept, PATH, PATH_FORMAT, hash)
     work = Path(scratch or _own_folder().name) / f"{hash}.work"
     artefact = finetune(task, beta=facts["beta"], cache=work, progress=False)
@@ -80,7 +80,7 @@ def equipped(metric: M, task: Task, hash: str, facts: Mapping[str, Any], source:
         content = source if isinstance(source, bytes) else source.read_bytes()
         for label, path in files.unpack_json(content, hash, PATH, PATH_FORMAT, hash).items():
             plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in path.items()}
-            task.calibrated(label, partial(NoisePath, **plain))
+            task.estimates.setdefault(label, NoisePath(**plain))
         return metric
     artefact = Finetuned(str(_here(source, hash)))
     files.check_header(artefact.header, artefact.path, content_hash=hash)

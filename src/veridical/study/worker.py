@@ -177,7 +177,8 @@ def _task(work: Work) -> Task:
             gc.collect()  # a task points at itself
         _tasks[key] = _checked(work, shard)
     rows = slice(job.samples) if planned.ranged else slice(*job.shard)
-    return _tasks[key][rows].changed(calibrated_alike=True)
+    task = _tasks[key][rows]
+    return task.changed(estimates=task.estimates)
 
 
 def _checked(work: Work, shard: tuple[int, int] | None) -> Task:

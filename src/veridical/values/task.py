@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veridical.core.facts import fact
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, VeridicalWarning
@@ -112,8 +113,7 @@ class Task:
     >>> Task(model, torch.zeros(2, 4))
     Task: 2 samples of (4,), 3 outputs (multiclass), 4 column features, on cpu
 
-    What was computed is kept: for a task alone, for its subsets, or for all with the same reference rows. Two
-    threads may compute the same thing at once; then both have the same value.
+    What follows from it (its outputs, and whatever is a `fact` of it) is computed when it is first read.
     """
 
     inputs: Tensor
@@ -129,10 +129,15 @@ class Task:
     train: Tensor | None
     predictor: Predictor
     n_outputs: int
+    estimates: dict[str, Any]
+    """What metrics estimated from this whole set, by settings; parts taken later have the same."""
+    companions: Mapping[str, Task]
+    """This very task on other models that were perturbed along with it, by what made them."""
+    known_outputs: Tensor | None
+    """All outputs (N, C) where they have been computed."""
     _targets: Tensor | None
-    _cache: dict[str, Any]
-    _calibrations: dict[str, Any]
-    _train_facts: dict[str, Any]
+    _facts: dict[Any, Any]
+    _train_facts: dict[Any, Any]
     labels: Tensor | None
     train_labels: Tensor | None
     train_side: Side
@@ -173,7 +178,7 @@ class Task:
         if isinstance(output, int):
             model, output = one_target(model, output), None
         classes = class_names(model)
-        put.update(_cache={}, _calibrations={}, _train_facts={})
+        put.update(estimates={}, companions={}, known_outputs=None, _facts={}, _train_facts={})
         put["_plan_given"] = plan is not None and plan.rows is not None
         if isinstance(train, tuple) and len(train) != 2:
             raise InputError(f"train is rows, or (rows, labels); got a tuple of {len(train)}")
@@ -273,19 +278,23 @@ class Task:
     @property
     def outputs(self) -> Tensor:
         """All outputs for the inputs (N, C); computed once, and counted to nobody: they are the task's."""
-        if "outputs" in self._cache:
+        if self.known_outputs is not None:
             self.predictor.source.check()
-        return self.cached(
-            "outputs", lambda: self.uncounted(lambda: self.predictor.outputs(self.inputs, self.side))
-        )
+            return self.known_outputs
+        outputs: Tensor = self.uncounted(lambda: self.predictor.outputs(self.inputs, self.side))
+        self.__dict__["known_outputs"] = outputs
+        return outputs
 
     @property
     def predictions(self) -> Tensor:
         """The predicted class of each sample (the strongest label when several may hold)."""
         if self.head == "generation" or (self.head == "regression" and self.n_outputs == 1):
             return torch.zeros(len(self), dtype=torch.int64, device=self.device)
-        predictions: Tensor = self.cached("predictions", lambda: self.outputs.argmax(-1))
-        return predictions
+        return self._strongest()
+
+    @fact
+    def _strongest(self) -> Tensor:
+        return self.outputs.argmax(-1)
 
     @property
     def undecided(self) -> bool:
@@ -317,13 +326,10 @@ class Task:
             return outputs[..., :1]
         return self.probabilities(outputs) if response == "probability" else outputs
 
+    @fact
     def clean_response(self, response: Response) -> Tensor:
         """The response of the explained output to the untouched inputs (N, 1)."""
-        clean: Tensor = self.cached(
-            f"clean {response}",
-            lambda: self.respond(self.outputs, response).gather(1, self.targets[:, None]),
-        )
-        return clean
+        return self.respond(self.outputs, response).gather(1, self.targets[:, None])
 
     def session(self, grad: bool = False) -> AbstractContextManager[CountedModel]:
         """Run the model by hand: `with task.session(grad=True) as model: model(x, ...)`. Rows count."""
@@ -344,33 +350,6 @@ class Task:
         if size >= len(self):
             return iter([self])
         return (self[at : at + size] for at in range(0, len(self), size))
-
-    def cached(self, name: str, make: Callable[[], Any]) -> Any:
-        """Compute something once for this task."""
-        return _once(self._cache, name, make)
-
-    def calibrated(self, name: str, make: Callable[[], Any]) -> Any:
-        """Estimate something from the whole set once; subsets made afterwards inherit it and so agree."""
-        return _once(self._calibrations, name, make)
-
-    def calibrate_like(self, other: Task) -> None:
-        """Take over what was estimated from another task's set."""
-        self._calibrations.update(other._calibrations)
-
-    def from_train(self, name: str, make: Callable[[], Any]) -> Any:
-        """Estimate something from the reference rows once; every task with the same rows shares it."""
-        return _once(self._train_facts, name, make)
-
-    def known(self, name: str) -> Any:
-        """What is kept under a name, or None."""
-        return self._cache.get(name)
-
-    def keep(self, name: str, value: Any) -> None:
-        """Keep a value under a name; None forgets it."""
-        if value is None:
-            self._cache.pop(name, None)
-        else:
-            self._cache[name] = value
 
     def values(
         self, maps: Any, source: str = "the map", space: Space | None = None, copy: bool = False
@@ -450,13 +429,11 @@ class Task:
         alone: bool = False,
         targets: Tensor | Literal["kept", "predicted"] = "kept",
         outputs: Tensor | None = None,
-        calibrated_alike: bool = False,
         **changes: Any,
     ) -> Task:
         """A task that differs in these attributes; what is explained stays, unless `targets` says otherwise.
 
-        It begins with nothing cached but `outputs`, if they are known, and its calibrations, if these are
-        alike. `alone` makes it its own reference.
+        It begins with no facts but its `outputs`, if they are known. `alone` makes it its own reference.
         """
         if isinstance(targets, str):
             targets = self.targets if targets == "kept" else None  # type: ignore[assignment]
@@ -469,12 +446,8 @@ class Task:
             )
         task = object.__new__(type(self))
         task.__dict__.update(self.__dict__)
-        task.__dict__.update(
-            _cache={} if outputs is None else {"outputs": outputs},
-            _calibrations=dict(self._calibrations) if calibrated_alike else {},
-            _targets=targets,
-            **changes,
-        )
+        task.__dict__.update(estimates={}, companions={}, known_outputs=outputs, _facts={}, _targets=targets)
+        task.__dict__.update(changes)
         if alone:
             task.__dict__["reference"] = task
         return task
@@ -505,18 +478,25 @@ class Task:
         """
         predictor = self.predictor
         noise = NoiseSource(predictor.source.module, layer)
-        task = self.with_weights(Noisy(noise, key, step * sigma, predictor.weights))
-        reaches = f"noise reaches {layer or 'outputs'}"
-        if sigma > 0 and self.known(reaches) is None and not _differ(self, task):
+        if sigma > 0 and not self._noise_reaches_outputs(layer):
             warnings.warn(
                 "weight noise changes no output of this model: its forward pass does not use the parameters "
                 "that torch lists for it",
                 VeridicalWarning,
                 stacklevel=2,
             )
-        else:
-            self.keep(reaches, True)
-        return task
+        return self.with_weights(Noisy(noise, key, step * sigma, predictor.weights))
+
+    @fact
+    def _noise_reaches_outputs(self, layer: str | None) -> bool:
+        """Whether noise on the weights (of one submodule) changes the outputs of a few samples."""
+        some, predictor = slice(0, 8), self.predictor
+        noise = Noisy(NoiseSource(predictor.source.module, layer), Key(0) / "reach", 0.1, predictor.weights)
+        inputs, side = self.inputs[some], take_side(self.side, some)
+        clean, noisy = self.uncounted(
+            lambda: [p.outputs(inputs, side) for p in (predictor, predictor.with_weights(noise))]
+        )
+        return not torch.equal(clean, noisy)
 
     def refreshed(self) -> Task:
         """The same task for the model as it is now, when it has changed: nothing computed before is kept."""
@@ -541,7 +521,7 @@ class Task:
         return self.changed(
             alone=self.undecided,
             targets=chosen,
-            outputs=self.known("outputs"),
+            outputs=self.known_outputs,
             _targets_given=True,
         )
 
@@ -561,7 +541,7 @@ class Task:
         """The same task run in other chunks or at another precision."""
         if plan.rows is None:
             plan = replace(plan, rows=self.predictor.rows)
-        return self.changed(predictor=replace(self.predictor, plan=plan), calibrated_alike=True)
+        return self.changed(predictor=replace(self.predictor, plan=plan), estimates=dict(self.estimates))
 
     def at_embeddings(self) -> Task:
         """The same text task where inputs are the embeddings made by the current, perhaps noisy, weights."""
@@ -640,14 +620,14 @@ class Task:
         }
         if not len(changes["inputs"]):
             raise InputError("a task needs at least one sample; this selection is empty")
-        outputs = self.known("outputs")
+        outputs = self.known_outputs
         task = self.changed(
             **changes,
             targets=self.targets[index],
             side=take_side(self.side, index),
             space=self.space.take(index),
             outputs=None if outputs is None else outputs[index],
-            calibrated_alike=True,
+            estimates=dict(self.estimates),
         )
         task.__dict__["reference"] = task if self.reference is self else self.reference[index]
         return task
@@ -675,18 +655,3 @@ def _places(index: Any, count: int) -> Tensor:
 def _rows_on(place: torch.device, here: torch.device, rows: int) -> int:
     """Rows per chunk on another kind of device: as many more as its budget is larger."""
     return max(MIN_ROWS, min(most_rows(place), rows * memory_budget(place) // memory_budget(here)))
-
-
-def _differ(one: Task, other: Task) -> bool:
-    """Whether two worlds answer a few samples differently."""
-    few = slice(0, 8)
-    a, b = one.uncounted(
-        lambda: [t.predictor.outputs(t.inputs[few], take_side(t.side, few)) for t in (one, other)]
-    )
-    return not torch.equal(a, b)
-
-
-def _once(kept: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
-    if name not in kept:
-        kept[name] = make()
-    return kept[name]

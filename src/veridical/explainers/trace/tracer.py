@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.overrides import TorchFunctionMode
 
+from veridical.core.facts import fact
 from veridical.errors import NotApplicableError, ShapeError, VeridicalError
 from veridical.explainers.base import Explainer, keep_outputs, selected
 from veridical.explainers.gradients import input_gradient
@@ -356,24 +357,23 @@ class TracingExplainer(Explainer):
             return reason
         at = self.traced_task(task.at_embeddings())
         # once for a model and its inputs: under noise both are built alike
-        refusals: dict[nn.Module, str | None] = task.reference.cached(f"refusals of {self}", dict)
-        module = _innermost(at.predictor.model)
-        if module not in refusals:
-            refusals[module] = self._refusal(at)
-        return refusals[module]
+        refusals, name = _refusals(task.reference), (str(self), _innermost(at.predictor.model))
+        if name not in refusals:
+            refusals[name] = self._refusal(at)
+        return refusals[name]
 
     def _prepared(self, task: Task) -> Task:
         task = self.traced_task(task.at_embeddings())
         _ = task.targets  # of the model itself, before it is traced
         inner = task.predictor
         traced = TracedModel(inner.model, inner.output)
-        return task.changed(predictor=inner.with_model(traced, plain_output), outputs=task.known("outputs"))
+        return task.changed(predictor=inner.with_model(traced, plain_output), outputs=task.known_outputs)
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         with task.session(grad=True):
             tracer = self.tracer(task, task.inputs.detach().requires_grad_(True))
             outputs = traced_outputs(task, tracer)
-            keep_outputs(task, outputs)
+            keep_outputs(context, task, outputs)
             return input_gradient(selected(outputs, task.targets).sum(), tracer.x)
 
     def _refusal(self, task: Task) -> str | None:
@@ -415,6 +415,12 @@ class TracingExplainer(Explainer):
                 "the model gives other outputs when its operations are traced one by one: its forward pass "
                 "depends on more than its inputs, or changes a part of a tensor in place"
             )
+
+
+@fact
+def _refusals(task: Task) -> dict[tuple[str, nn.Module], str | None]:
+    """Why tracing methods do not work on the modules tried so far; begins empty."""
+    return {}
 
 
 def agree(ours: Tensor, theirs: Tensor) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from veridical.core.facts import fact
 from veridical.functional import area_under_curve
 from veridical.metrics import MANY, Outcome, Within, register
 from veridical.metrics.faithfulness._common import RegionMetric
@@ -45,10 +46,7 @@ class Irof(RegionMetric):
         """The segments of every image, computed once per task."""
         if task.space.kind != "pixel" or task.space.valid is not None:
             return each_feature(task.space)
-        made: Regions = task.cached(
-            f"superpixels {self.segments}", lambda: superpixels(task.inputs, self.segments)
-        )
-        return made
+        return _superpixels(task, self.segments)
 
     def fill_on(self, task: Task) -> Fill:
         return self.fill or (task.fill if task.train is None else Mean())
@@ -74,6 +72,11 @@ class Irof(RegionMetric):
             },
             curve=Curve(share.mean(0), relative, "share of segments removed", f"relative {self.response}"),
         )
+
+
+@fact
+def _superpixels(task: Task, count: int) -> Regions:
+    return superpixels(task.inputs, count)
 
 
 def _pixels(task: Task) -> Tensor:
