@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from veridical.api import as_explanation, labelled
-from veridical.core.allowed import Count, Index
+from veridical.core import key as keyed
+from veridical.core.allowed import Count, Index, Share
 from veridical.core.key import Key
 from veridical.core.settings import check_settings
 from veridical.data.tasks import ENTRIES, known, load
 from veridical.errors import unknown_name
 from veridical.explainers import Explainer, as_explainer
+from veridical.explainers.transforms import Transform
 from veridical.meta.admissible import concordance
-from veridical.meta.damage import BLENDS, LEVELS, NONE, Damaged, damaged_maps, reference_for
+from veridical.meta.damage import BLENDS, LEVELS, NONE, PERMUTED, damaged_maps, reference_for
 from veridical.testing.red_team import red_team
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -45,6 +47,33 @@ MOST = 32
 """Rows per map of the methods that metrics of methods are asked about: they explain in hundreds of worlds."""
 CHEATS = ("input_copy", "input_hash", "other_class", "edges")
 """Maps and methods beside the true one: sound ones, sound for other questions, and some that cheat."""
+
+
+KEY = Key(0) / "damaged methods"
+
+
+@dataclass(frozen=True)
+class Damaged(Transform):
+    """An explainer whose every map is damaged; equal maps are damaged alike, others by draws of their own.
+
+    One fixed permutation for all maps would leave every distance between them as it was, and metrics that
+    compare maps with each other would be asked nothing.
+    """
+
+    damage: str = PERMUTED
+    """What is done to a map: "permuted", "blended" with noise, or "negated"."""
+    share: Share = 1.0
+    """How much of it is done: a share that `planted_damage` plants as well."""
+    kind: ClassVar[str] = "damaged"
+
+    def transform(self, explanation: Explanation, key: Key) -> Explanation:
+        absent = explanation.missing[:, None]
+        if explanation.valid is not None:
+            absent = absent | ~explanation.valid
+        content = keyed.content_ids(explanation.values.masked_fill(absent, 0.0))
+        steps = damaged_maps(replace(explanation, ids=content, draw_ids=content), LEVELS, BLENDS, KEY)
+        made = next(s.maps for s in steps if (s.kind, s.share) == (self.damage, self.share))
+        return replace(made, ids=explanation.ids, draw_ids=explanation.draw_ids)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from veridical.meta import MetaEvaluation, by_category
 from veridical.meta.plots import SHARE, area_chart, with_share
 from veridical.meta.result import MEAN
 from veridical.meta.selection import categories
-from veridical.plots import COLOURS, axes
+from veridical.plots import COLOURS, axes, pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -227,3 +227,34 @@ def plot_wins(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("share of results")
     ax.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return ax
+
+
+def scatter(result: MetaEvaluation, ax: Axes | None = None) -> Axes:
+    """Resilience (x) against reactivity (y): filled for IAC, open for IEC; colours are metrics (figure 5)."""
+    ax = axes(ax, 8.0, 4.0)
+    colours = _distinct(len(result.metrics))
+    marks = dict(zip(("ipt", "mpt", "combined"), ("o", "s", "^"), strict=True))
+    for place, label in enumerate(result.metrics):
+        colour = colours[place]
+        share = result.scores[label].dependence.permuted
+        for test in result.tests:
+            iac_nr, iac_ar, iec_nr, iec_ar = result[label, test].vector.tolist()
+            name = f"{label} (permuted maps change {share:.0%})" if test == result.tests[0] else None
+            ax.plot(iac_nr, iac_ar, marks[test], color=colour, label=name)
+            ax.plot(iec_nr, iec_ar, marks[test], color=colour, fillstyle="none")
+    ax.set_xlim(-0.05, 1.05)
+    ax.set_ylim(-0.05, 1.05)
+    ax.set_xlabel("noise resilience")
+    ax.set_ylabel("adversary reactivity")
+    ax.set_title("filled: IAC, open: IEC; circle: IPT, square: MPT, triangle: both", fontsize=8)
+    ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return ax
+
+
+def _distinct(count: int) -> list[Any]:
+    """As many colours as there are metrics, each once up to twenty."""
+    if count <= len(COLOURS):
+        return list(COLOURS)
+
+    many = [pyplot().colormaps["tab20"](place) for place in range(20)]
+    return [many[place % 20] for place in range(count)]

@@ -83,7 +83,7 @@ def _benchmark(out: Path, label: str, results: dict[str, MetaEvaluation]) -> Non
         frames[NAMES[rule]] = result.to_frame()
         frames[NAMES[rule]].to_csv(out / f"{label}_{rule}.csv", index=False)
         _picture(out / f"{label}_areas_{rule}.png", result.plot)
-        _picture(out / f"{label}_scatter_{rule}.png", result.scatter)
+        _picture(out / f"{label}_scatter_{rule}.png", lambda r=result: comparisons.scatter(r))  # type: ignore[misc]
         convergence = comparisons.category_convergence(result)
         convergence.to_csv(out / f"{label}_convergence_{rule}.csv", index=False)
         _picture(

@@ -34,40 +34,36 @@ SHARED = ("out", "networks", "samples", "draws", "iterations", "neighbours", "ep
 
 
 def evaluate(chosen: argparse.Namespace, label: str, study: Study, rule: str, numbers: list[int]) -> None:
-    """Visit some iterations of one study and keep their scores, of an interrupted one the whole draws."""
-    start = time.perf_counter()
-    path = chosen.out / "parts" / f"{label}_{rule}_{numbers[0]}.npz"
-    path.unlink(missing_ok=True)
+    """Score some iterations of one study and keep each, of an interrupted one the whole draws."""
     task = study.task(chosen)
     published = rule == "published"
     accuracy = float((task.predictions == task.labels).double().mean())
-
-    def keep(result: MetaEvaluation) -> None:
+    for number in numbers:
+        start = time.perf_counter()
+        path = chosen.out / "parts" / f"{label}_{rule}_{number}.npz"
+        path.unlink(missing_ok=True)
+        with stopped_at(chosen.until - time.time() + time.monotonic() if chosen.until else 0.0):
+            result = meta_evaluate(
+                task,
+                study.metrics,
+                study.explainers,
+                draws=chosen.draws,
+                iterations=[number],
+                published=published,
+                same_draws=study.fixed if published else False,
+                resamples=0,
+            )
+        for failure in result.failures:
+            print(f"{failure.metric} failed: {failure.message}", flush=True)
+        if result.interrupted:
+            print(f"{label}, {rule}, {number}: out of time", flush=True)
+            whole = whole_draws(result)
+            if whole is not None:
+                save_part(whole, path)
+            return
         save_part(result, path)
-        about = {"study": label, "rule": rule, "iterations": list(result.iterations)}
-        about["accuracy"] = round(accuracy, 3)
+        about = {"study": label, "rule": rule, "iterations": [number], "accuracy": round(accuracy, 3)}
         log(chosen, about | counts(result), start)
-
-    with stopped_at(chosen.until - time.time() + time.monotonic() if chosen.until else 0.0):
-        result = meta_evaluate(
-            task,
-            study.metrics,
-            study.explainers,
-            draws=chosen.draws,
-            iterations=numbers,
-            published=published,
-            same_draws=study.fixed if published else False,
-            resamples=0,
-            after_iteration=keep,
-        )
-    for failure in result.failures:
-        print(f"{failure.metric} failed: {failure.message}", flush=True)
-    if result.interrupted:
-        print(f"{label}, {rule}, {numbers}: out of time", flush=True)
-        whole = whole_draws(result)
-        # where an iteration is whole, it has been kept already
-        if whole is not None and not path.is_file():
-            save_part(whole, path)
 
 
 def counts(result: MetaEvaluation) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def test_benchmark_writes_every_table_and_picture(tmp_path):
     said = run("benchmark", "-t", "digits", "-o", str(tmp_path), *metrics, *SMALL)
     assert "dependence" in said
     names = {path.name for path in tmp_path.iterdir()}
-    tables, pictures = {"reliability", "by_category", "pairs"}, {"areas", "scatter"}
+    tables, pictures = {"reliability", "by_category", "pairs"}, {"areas"}
     scores = {"meta.safetensors"}
     assert names == {f"{t}.csv" for t in tables} | {f"{p}.png" for p in pictures} | scores
     frame = pd.read_csv(tmp_path / "reliability.csv")

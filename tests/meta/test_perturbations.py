@@ -212,18 +212,3 @@ def test_an_iteration_is_whole_before_the_next_begins():
     assert order == sorted(order)
     keys = {each.key(KEY) for each in perturbations}
     assert len(keys) == len(perturbations) == 3 * 2 * 2 * 2
-
-
-def test_results_so_far_are_those_of_a_shorter_run():
-    task = small_table()
-    asked = {"draws": 1, "ar": "published", "tests": ("mpt",), "resamples": 0}
-    seen = []
-    names = (["sparseness"], ["gradient", "saliency"])
-    whole = vd.meta.meta_evaluate(task, *names, iterations=3, after_iteration=seen.append, **asked)
-    assert [next(iter(part.kept.values())).shape[0] for part in seen] == [1, 2, 3]
-    short = vd.meta.meta_evaluate(task, *names, iterations=2, **asked)
-    for part, same in ((seen[1], short), (seen[2], whole)):
-        torch.testing.assert_close(
-            part["sparseness", "mpt"].vectors, same["sparseness", "mpt"].vectors, equal_nan=True
-        )
-    assert not torch.equal(seen[0].scores["sparseness"].unperturbed["mpt"], torch.zeros(2, len(task)))

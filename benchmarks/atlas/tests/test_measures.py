@@ -10,11 +10,11 @@ from scipy.stats import spearmanr
 
 import veridical as vd
 from benchmarks.atlas import measures
-from benchmarks.atlas.bench import make_bench, nearness
+from benchmarks.atlas.bench import Damaged, make_bench, nearness
 from benchmarks.atlas.tests import reference as slow
 from veridical.core import key as keyed
 from veridical.core.key import Key
-from veridical.meta.damage import KINDS, LEVELS, Damaged
+from veridical.meta.damage import KINDS, LEVELS
 
 NONE = torch.zeros(())
 

@@ -14,6 +14,7 @@ from replications.metaquantus.comparisons import (
     plot_explainer_sets,
     plot_side_by_side,
     ranking_consistency,
+    scatter,
     side_by_side,
 )
 from tests.meta.test_result import made, result, scored  # noqa: F401 (a fixture)
@@ -21,6 +22,11 @@ from veridical.errors import InputError
 
 mpl.use("Agg")
 pytestmark = pytest.mark.slow
+
+
+def test_the_scatter_names_the_dependence_of_each_metric(made):  # noqa: F811
+    labels = [text.get_text() for text in scatter(made).get_legend().get_texts()]
+    assert labels[0] == "steady (permuted maps change 100%)"
 
 
 def test_sets_of_explainers_ask_no_model(made):  # noqa: F811

@@ -144,7 +144,7 @@ def benchmark(
     folder: Folder = Path("meta"),
     seed: Seed = 0,
 ) -> None:
-    """Rank metrics by meta-consistency inside each category, with area charts and scatter.
+    """Rank metrics by meta-consistency inside each category, with area charts.
 
     Its scores stay in meta.safetensors, which `vd.meta.load` reads.
 
@@ -165,7 +165,6 @@ def benchmark(
     if len(result.metrics) > 1:
         _tables(folder, pairs=result.compare())
     save_figure(result.plot()[0, 0].figure, folder / "areas.png")
-    save_figure(result.scatter().figure, folder / "scatter.png")
     result.save(folder / SCORES)
     _done(folder, result)
 

@@ -1,20 +1,18 @@
-"""Maps made worse on purpose: of which method they are, how they are damaged, and methods that do it."""
+"""Maps made worse on purpose: of which method they are, and how they are damaged."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
-from veridical.core.allowed import Share
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import registry as explainer_registry
-from veridical.explainers.transforms import Transform, degrade
+from veridical.explainers.transforms import degrade
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -72,30 +70,3 @@ def distinct_maps(chain: Sequence[Step]) -> Tensor:
     there = chain[0].maps.spread & ~chain[0].maps.missing
     rows = [[(a.maps.values != b.maps.values).any(-1) & there for b in chain] for a in chain]
     return torch.stack([torch.stack(row) for row in rows])
-
-
-KEY = Key(0) / "damaged methods"
-
-
-@dataclass(frozen=True)
-class Damaged(Transform):
-    """An explainer whose every map is damaged; equal maps are damaged alike, others by draws of their own.
-
-    One fixed permutation for all maps would leave every distance between them as it was, and metrics that
-    compare maps with each other would be asked nothing.
-    """
-
-    damage: str = PERMUTED
-    """What is done to a map: "permuted", "blended" with noise, or "negated"."""
-    share: Share = 1.0
-    """How much of it is done: a share that `planted_damage` plants as well."""
-    kind: ClassVar[str] = "damaged"
-
-    def transform(self, explanation: Explanation, key: Key) -> Explanation:
-        absent = explanation.missing[:, None]
-        if explanation.valid is not None:
-            absent = absent | ~explanation.valid
-        content = keyed.content_ids(explanation.values.masked_fill(absent, 0.0))
-        steps = damaged_maps(replace(explanation, ids=content, draw_ids=content), LEVELS, BLENDS, KEY)
-        made = next(s.maps for s in steps if (s.kind, s.share) == (self.damage, self.share))
-        return replace(made, ids=explanation.ids, draw_ids=explanation.draw_ids)

@@ -3,15 +3,14 @@
 Meta-consistency alone can be won without reading a map: whether the prediction still holds is resilient to
 slight noise and reacts to disruption. So MC is never shown without the share of scores that a permuted map
 changes. A pinch of the map added to such a score changes all of them, and nothing that matters: so it is
-also asked whether permuted maps leave the ranks of the samples alone, and how far they move a score compared
-with how far samples lie apart, disrupted ones among them.
+also checked whether permuted maps leave the ranks of the samples alone, and how far they move a score,
+compared with how far samples lie apart, disrupted ones among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -120,42 +119,22 @@ def altered(explanation: Explanation, how: str, key: Key) -> Explanation:
     return explanation.with_values(made.masked_fill(explanation.missing[:, None], torch.nan))
 
 
-@dataclass(frozen=True)
-class StandIn(Explainer):
-    """An explainer in the place of another, whose name, settings and needs it shows to a metric."""
+def standing_in(inner: Explainer, explain: Callable[[Task, Key, Memo | None], Explanation]) -> Explainer:
+    """An explainer that is `inner` in everything a metric may ask of it, but gives what `explain` does."""
 
-    inner: Explainer
-    """The explainer it stands for."""
+    def call(self: Explainer, task: Task, key: Key = Key(0), memo: Memo | None = None) -> Explanation:  # noqa: B008 (frozen)
+        return explain(task, key, memo)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in FACTS:
-            return getattr(object.__getattribute__(self, "inner"), name)
-        return object.__getattribute__(self, name)
+    kind = type(inner)
+    own = {"__call__": call, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    other: Explainer = object.__new__(type(kind.__name__, (kind,), own))
+    other.__dict__.update(inner.__dict__)
+    return other
 
 
-@dataclass(frozen=True)
-class Altered(StandIn):
+def altering(inner: Explainer, how: str) -> Explainer:
     """An explainer whose maps are permuted, or replaced by random ones, each by its own draw."""
-
-    how: str = "permuted"
-    """"permuted" deals a map's values anew, anything else replaces them by random ones."""
-    name: ClassVar[str] = "altered"
-
-    def __call__(
-        self,
-        task: Task,
-        key: Key = Key(0),  # noqa: B008 (frozen)
-        memo: Memo | None = None,
-    ) -> Explanation:
-        return altered(self.inner(task, key, memo), self.how, key / self.how)
-
-
-FACTS = frozenset(
-    """
-    name needs modalities stochastic control rows_per_sample inapplicable_reason check to_json
-    _one_key _draws_on _space_of _prepared
-    """.split()
-)
+    return standing_in(inner, lambda task, key, memo: altered(inner(task, key, memo), how, key / how))
 
 
 def share_of_changes(before: Tensor, after: Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +40,10 @@ def meta_evaluate(
     average_first: bool = False,
     published: bool = False,
     same_draws: bool | Sequence[str] = False,
-    redraws: int = 0,
     resamples: int = 200,
     level: float = 0.95,
     device: str | torch.device | None = None,
     progress: bool | None = None,
-    after_iteration: Callable[[MetaEvaluation], None] | None = None,
     folder: str | Path | None = None,
     executor: Executor | None = None,
 ) -> MetaEvaluation:
@@ -81,16 +79,12 @@ def meta_evaluate(
         Follow the published program where it departs from its paper, with its strengths.
     same_draws
         Repeat a metric's own draws under every perturbation, for all metrics or for some labels.
-    redraws
-        How often a perturbation under which fewer than six samples count is drawn again.
     resamples, level
         Bootstrap resamples over samples, and the level of their intervals.
     device
         Where to compute; by default where the task is.
     progress
         Whether to show a progress bar; by default on terminals.
-    after_iteration
-        Called with the result so far whenever an iteration is done.
     folder
         Every iteration is a job that is kept here; the same call goes on after a run that was ended.
     executor
@@ -136,15 +130,13 @@ def meta_evaluate(
         )
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws counts from 1, got {draws!r}")
-    if not isinstance(redraws, int) or redraws < 0:
-        raise InputError(f"redraws counts from 0, got {redraws!r}")
     numbers = _numbers(iterations)
     if resamples < 0 or not 0 < level < 1:
         raise InputError(f"resamples is at least 0 and level between 0 and 1, got {resamples} and {level}")
     if folder is not None or executor is not None:
         given = {"tests": tuple(tests), "draws": draws, "seed": seed, "nr": nr, "ar": ar, "epsilon": epsilon}
         given |= {"average_first": average_first, "published": published, "same_draws": same_draws}
-        given |= {"redraws": redraws, "resamples": resamples, "level": level}
+        given |= {"resamples": resamples, "level": level}
         parts = [Iteration(task, metrics, explainers, number, given) for number in numbers]
         return joined(kept_iterations(parts, folder, executor, progress))
     chosen = check_tests(tests, task)
@@ -157,7 +149,6 @@ def meta_evaluate(
     if ar is None:
         ar = "published" if published else "calibrated"
     noise, remarks = amounts(task, chosen, {"nr": nr, "ar": ar}, epsilon, seed)
-    perturbations = plan(chosen, noise, numbers, draws)
     run = ScoringRun(
         task,
         metrics,
@@ -169,34 +160,27 @@ def meta_evaluate(
         published,
         epsilon,
         fixed,
-        redraws,
         average_first,
     )
-
-    def result(done: int) -> MetaEvaluation:
-        scores, kept = run.found(done)
-        return MetaEvaluation(
-            scores=scores,
-            kept=kept,
-            explainers=tuple(explainers),
-            tests=chosen,
-            amounts=noise,
-            remarks=tuple(remarks + run.remarks),
-            failures=tuple(run.failures),
-            explanations=run.explanations,
-            explanation_cost=run.explanation_cost,
-            published=published,
-            average_first=average_first,
-            resamples=resamples,
-            level=level,
-            seed=seed,
-            interrupted=run.interrupted,
-            iterations=numbers[:done],
-        )
-
-    tell = None if after_iteration is None else lambda done: after_iteration(result(done))
-    run.run(perturbations, progress, tell)
-    return result(len(numbers))
+    run.run(plan(chosen, noise, numbers, draws), progress)
+    return MetaEvaluation(
+        scores=run.scores,
+        kept=run.kept,
+        explainers=tuple(explainers),
+        tests=chosen,
+        amounts=noise,
+        remarks=tuple(remarks + run.broken),
+        failures=tuple(run.failures),
+        explanations=run.explanations,
+        explanation_cost=run.explanation_cost,
+        published=published,
+        average_first=average_first,
+        resamples=resamples,
+        level=level,
+        seed=seed,
+        interrupted=run.interrupted,
+        iterations=numbers,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,22 +38,17 @@ class Amount:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """One perturbation: its test, mode and iteration, and which of the draws of that iteration it is.
-
-    `attempt` counts how often it was drawn before, because too few predictions did what they must.
-    """
+    """One perturbation: its test, mode and iteration, and which of the draws of that iteration it is."""
 
     test: Test
     mode: Mode
     iteration: int
     draw: int
     amount: Amount
-    attempt: int = 0
 
     def key(self, root: Key) -> Key:
         """The key of everything that is drawn for it."""
-        key = root / self.test / self.mode / self.iteration / self.draw
-        return key / "again" / self.attempt if self.attempt else key
+        return root / self.test / self.mode / self.iteration / self.draw
 
     def of(self, task: Task, root: Key, published: bool = False) -> Task:
         """The perturbed task; its targets stay the unperturbed predictions.

@@ -343,12 +343,6 @@ class MetaEvaluation:
 
         return area_charts(self) if metric is None else area_chart(self, metric, ax)
 
-    def scatter(self, ax: Axes | None = None) -> Axes:
-        """Noise resilience against adversary reactivity of every metric and test (figure 5)."""
-        from veridical.meta.plots import scatter
-
-        return scatter(self, ax)
-
     def __repr__(self) -> str:
         columns = ("metric", "test", *ENTRIES, "mc", "mc_std", "dependence")
         samples = next(iter(self.kept.values())).shape[-1]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +22,12 @@ from veridical.fidelity.metrics import FFid, Fidelity
 from veridical.meta.consistency import MIN_SAMPLES
 from veridical.meta.dependence import (
     NEGLIGIBLE,
-    Altered,
-    StandIn,
     altered,
+    altering,
     dependence,
     reach,
     share_of_changes,
+    standing_in,
 )
 from veridical.meta.perturbations import Mode, Perturbation, Test, held, outputs_of, unperturbed
 from veridical.meta.result import MetricScores
@@ -71,33 +71,23 @@ def _misses_zeros(copy: Task) -> bool:
     return not bool(missing.at_embeddings().inputs.any())
 
 
-@dataclass(frozen=True)
-class Recalled(StandIn):
+def recalled(inner: Explainer, kept: Explanation, of: Task) -> Explainer:
     """An explainer that gives a finished explanation for one task, exactly as it stands.
 
     Elsewhere (a neighbouring input, other weights, another class) it explains as ever.
     """
 
-    kept: Explanation
-    """The finished explanation."""
-    of: Task
-    """The task that is answered with it."""
-    name: ClassVar[str] = "recalled"
-
-    def __call__(
-        self,
-        task: Task,
-        key: Key = Key(0),  # noqa: B008 (frozen)
-        memo: Memo | None = None,
-    ) -> Explanation:
+    def explain(task: Task, key: Key, memo: Memo | None) -> Explanation:
         same = (
-            task.predictor.weights is self.of.predictor.weights
-            and task.predictor.wraps == self.of.predictor.wraps
-            and torch.equal(task.ids, self.of.ids)
-            and torch.equal(task.targets, self.of.targets)
-            and torch.equal(task.inputs, self.of.inputs)
+            task.predictor.weights is of.predictor.weights
+            and task.predictor.wraps == of.predictor.wraps
+            and torch.equal(task.ids, of.ids)
+            and torch.equal(task.targets, of.targets)
+            and torch.equal(task.inputs, of.inputs)
         )
-        return self.kept if same else self.inner(task, key, memo)
+        return kept if same else inner(task, key, memo)
+
+    return standing_in(inner, explain)
 
 
 @dataclass(eq=False)
@@ -114,10 +104,8 @@ class ScoringRun:
     published: bool = False
     epsilon: float | None = None
     fixed: frozenset[str] = frozenset()
-    redraws: int = 0
     score_all: bool = False
     """Whether perturbations in which too few samples count are scored all the same."""
-    drawn_again: dict[tuple[Test, Mode], int] = field(default_factory=dict)
     scores: dict[str, MetricScores] = field(default_factory=dict)
     kept: dict[tuple[Test, Mode], Tensor] = field(default_factory=dict)
     explanations: int = 0
@@ -131,44 +119,21 @@ class ScoringRun:
     memo: Memo = field(default_factory=Memo)
     """What the scores of the present perturbation have in common."""
 
-    def run(
-        self,
-        perturbations: list[Perturbation],
-        progress: bool | None,
-        after_iteration: Callable[[int], None] | None = None,
-    ) -> None:
+    def run(self, perturbations: list[Perturbation], progress: bool | None) -> None:
         """Score the unperturbed task, then every perturbed one, an iteration after the other."""
         self._open(perturbations)
-        last = {each.iteration: place for place, each in enumerate(perturbations)}
-        ends = {place: row for row, place in enumerate(last.values(), 1)}
         try:
             for base, tests in self._distinct_bases():
                 self._score_base(base, tests)
-            for place, each in enumerate(track(perturbations, "meta-evaluating", progress)):
+            for each in track(perturbations, "meta-evaluating", progress):
                 self._score_perturbed(each)
-                if after_iteration is not None and place in ends:
-                    after_iteration(ends[place])
         except KeyboardInterrupt:
             self.interrupted = True
             warnings.warn("interrupted; the finished perturbations are kept", VeridicalWarning, stacklevel=3)
-
-    def found(self, iterations: int) -> tuple[dict[str, MetricScores], dict[tuple[Test, Mode], Tensor]]:
-        """The scores and the kept samples of the first iterations, on the CPU."""
-        scores = {
-            label: replace(
-                table,
-                unperturbed={test: each.cpu() for test, each in table.unperturbed.items()},
-                perturbed={place: each[:iterations].cpu() for place, each in table.perturbed.items()},
-            )
-            for label, table in self.scores.items()
-        }
-        return scores, {place: kept[:iterations].cpu() for place, kept in self.kept.items()}
-
-    @property
-    def remarks(self) -> list[str]:
-        """What a reader must know of the perturbations as they came out."""
-        again = [f"{t} {m}: {n} draws without enough samples" for (t, m), n in self.drawn_again.items() if n]
-        return [*self.broken, *(f"{words} were drawn again" for words in again)]
+        for table in self.scores.values():
+            table.unperturbed = {test: each.cpu() for test, each in table.unperturbed.items()}
+            table.perturbed = {place: each.cpu() for place, each in table.perturbed.items()}
+        self.kept = {place: kept.cpu() for place, kept in self.kept.items()}
 
     def _open(self, perturbations: list[Perturbation]) -> None:
         samples, device = len(self.task), self.task.device
@@ -219,13 +184,15 @@ class ScoringRun:
                 if tests[0] == self.tests[0]:
                     self._check_dependence(label, base, maps, key, scores)
 
-    def _score_perturbed(self, drawn: Perturbation) -> None:
+    def _score_perturbed(self, perturbation: Perturbation) -> None:
         self.memo = Memo()
-        perturbation, made, outputs, kept = self._drawn(drawn)
         test, mode, draw = perturbation.test, perturbation.mode, perturbation.draw
         place, row = (test, mode), self.iterations.index(perturbation.iteration)
+        made = perturbation.of(self.task, self.root, self.published)
+        outputs = outputs_of(made)
+        same = held(self.task, outputs, self.epsilon)
+        kept = (same if mode == "nr" else ~same) & outputs.isfinite().all(-1)
         self.kept[place][row, draw] = kept
-        self.drawn_again[place] = self.drawn_again.get(place, 0) + perturbation.attempt
         if not bool(outputs.isfinite().all()):
             where = f"{test} {mode}, iteration {perturbation.iteration}, draw {draw}"
             self.broken.append(f"{where}: the outputs contain NaN or infinity and cannot be scored")
@@ -251,7 +218,7 @@ class ScoringRun:
                 w: self._explain(m, base, key) if m._draws_on(base) else self.old_maps[w]
                 for w, m in methods.items()
             }
-            methods = {who: Recalled(method, maps[who], made) for who, method in methods.items()}
+            methods = {who: recalled(method, maps[who], made) for who, method in methods.items()}
         else:
             maps = {who: self._explain(method, made, key) for who, method in methods.items()}
         for label in list(self.metrics):
@@ -263,18 +230,6 @@ class ScoringRun:
                 self.scores[label].perturbed[place][row, draw][:, some] = seen
                 if mode == "ar" and test == self.tests[0]:
                     self._check_reach(label, made, maps, key, scores)
-
-    def _drawn(self, perturbation: Perturbation) -> tuple[Perturbation, Task, Tensor, Tensor]:
-        """A perturbed task, its outputs and the samples that count; drawn again where these are too few."""
-        for attempt in range(1 + self.redraws):
-            tried = replace(perturbation, attempt=attempt)
-            made = tried.of(self.task, self.root, self.published)
-            outputs = outputs_of(made)
-            same = held(self.task, outputs, self.epsilon)
-            kept = (same if perturbation.mode == "nr" else ~same) & outputs.isfinite().all(-1)
-            if int(kept.sum()) >= MIN_SAMPLES:
-                break
-        return tried, made, outputs, kept
 
     def _explain(self, explainer: Explainer, task: Task, key: Key) -> Explanation:
         explanation = explainer(task, key / "explain", self.memo)
@@ -324,7 +279,7 @@ class ScoringRun:
         self, label: str, how: str, who: Iterable[str], task: Task, maps: Mapping[str, Explanation], key: Key
     ) -> dict[str, Tensor]:
         """The scores of altered maps; what they ask is no part of what the evaluation costs."""
-        methods = {w: Altered(self.explainers[w], how) for w in who}
+        methods = {w: altering(self.explainers[w], how) for w in who}
         other = {w: altered(maps[w], how, self.root / how) for w in methods}
         return self._scores(label, task, methods, other, key, counted=False) if methods else {}
 
