@@ -74,7 +74,26 @@ class Tokens(nn.Module):
         return every[torch.arange(len(x)), at]
 
 
+class Several(nn.Module):
+    """A head of two layers that read one embedding, or of one layer whose output is scaled."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.front, self.one, self.other = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.front(x))
+        if self.how == "scaled":
+            return self.one(h) / 3
+        parts = self.one(h), self.other(h)
+        return torch.cat(parts, 1) if self.how == "side by side" else sum(parts)
+
+
 HEADS = {
+    "scaled": (lambda: Several("scaled"), (4,), "vector"),
+    "two summed": (lambda: Several("summed"), (4,), "vector"),
+    "two side by side": (lambda: Several("side by side"), (4,), "vector"),
     "bare": (lambda: nn.Linear(6, 3), (6,), "vector"),
     "F.linear": (lambda: Functional("linear"), (4,), "vector"),
     "matmul": (lambda: Functional("product"), (4,), "vector"),

@@ -83,10 +83,10 @@ def test_noisy_weights_give_the_noisy_head():
 
 def test_heads_that_are_not_linear_are_refused():
     after = task_of(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Softmax(-1)), 4)
-    with pytest.raises(NotApplicableError, match=r"the head is not linear: .*'2'.*first_order=True"):
+    with pytest.raises(NotApplicableError, match=r"the head is not linear: .*first_order=True"):
         vd.concepts.split(after)
     none = task_of(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), 1, 8, 8)
-    with pytest.raises(NotApplicableError, match=r"no nn\.Linear runs"):
+    with pytest.raises(NotApplicableError, match="not an affine function of what a linear layer"):
         vd.concepts.split(none)
     with pytest.raises(UnknownNameError, match="linear layer"):
         vd.concepts.split(task_of(Pooled(), 1, 8, 8), "conv")

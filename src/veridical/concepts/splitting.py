@@ -1,43 +1,47 @@
-"""Split a model at its head: the embeddings before, the linear layer after."""
+"""Split a model at its head: the embeddings before, an affine map of them after."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.functional.devices import on_host
-from veridical.models.predictor import Side, take_side
+from veridical.models.predictor import Side, call, take_side
 from veridical.values.task import Task
 
 End = Literal["input", "output", "product"]
-"""What is read: a layer's input, its answer, or the left side of a matrix product that no layer owns."""
+"""What is read: a layer's input, its output, or what a matrix product reads that no layer owns."""
 
-_PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1, torch.ops.aten.bmm.default: 0}
-"""Matrix products as torch carries them out, with the place of their left side among the arguments."""
+_CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
+_MATRIX = {F.linear, torch.mm, torch.addmm, torch.bmm, torch.matmul, torch.einsum}
+_PRODUCTS = {*_CONVOLUTIONS, *_MATRIX, Tensor.mm, Tensor.bmm, Tensor.matmul, Tensor.__matmul__}
+"""Functions of torch that an affine head is made of."""
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """What one layer was given and answered, with the weights it used."""
+    """What one layer read and gave; `read` is the very tensor, to be known again."""
 
-    module: nn.Module | None
+    module: nn.Module
+    read: Tensor
     input: Tensor
     output: Tensor
-    weight: Tensor
-    bias: Tensor | None = None
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The tensor that a layer hands on: blocks of transformers answer it as the first of several."""
+    """The tensor that a layer hands on: blocks of transformers give it as the first of several."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, tuple | list) and value:
@@ -46,7 +50,7 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def with_first(value: Any, new: Tensor) -> Any:
-    """The same answer with its tensor replaced."""
+    """The same value with its tensor replaced."""
     if isinstance(value, Tensor):
         return new
     return type(value)((with_first(value[0], new), *value[1:]))
@@ -56,16 +60,16 @@ def with_first(value: Any, new: Tensor) -> Any:
 def at_layer(
     module: nn.Module, layer: str, end: End, change: Callable[[Tensor], Tensor | None]
 ) -> Iterator[None]:
-    """While this is open, what a layer is given or answers passes through `change`; None leaves it."""
+    """While this is open, what a layer reads or gives passes through `change`; None leaves it."""
 
     def before(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
         new = change(given[0])
         return None if new is None else (new, *given[1:])
 
-    def after(_module: nn.Module, _given: tuple[Any, ...], answer: Any) -> Any:
-        found = first_tensor(answer)
+    def after(_module: nn.Module, _given: tuple[Any, ...], output: Any) -> Any:
+        found = first_tensor(output)
         new = None if found is None else change(found)
-        return None if new is None else with_first(answer, new)
+        return None if new is None else with_first(output, new)
 
     target = module.get_submodule(layer)
     on_input = end == "input"
@@ -76,98 +80,83 @@ def at_layer(
         handle.remove()
 
 
-class _Products(TorchDispatchMode):
-    """Notes every matrix product, whoever calls for it: a layer, `F.linear`, `@` or `torch.einsum`."""
+class _Products(TorchFunctionMode):
+    """While this is on, what every matrix product reads of the samples passes through `change`.
 
-    def __init__(self, note: Callable[[int, Tensor, Tensor, Tensor | None, Tensor], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.note = note
-        self.count = 0
+    Whoever calls for the product: a layer, `F.linear`, `@` or `torch.einsum`. `change` is also given whether
+    dimensions come last.
+    """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = func(*args, **(kwargs or {}))
+    def __init__(self, rows: int, change: Callable[[Tensor, bool], Tensor]) -> None:
+        super().__init__()
+        self.rows, self.change = rows, change
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _PRODUCTS:
-            at = _PRODUCTS[func]
-            left, right, out = args[at], args[at + 1], answer
-            if left.dim() == 3 and len(left) == 1:  # einsum multiplies batches, of one
-                left, right, out = left[0], right[0], out[0]
-            if left.dim() == 2:
-                self.note(self.count, left, right, args[0] if at else None, out)
-                self.count += 1
-        return answer
+            for i, given in enumerate(args):
+                if isinstance(given, Tensor) and given.dim() > 1 and len(given) == self.rows:
+                    args = (*args[:i], self.change(given, func not in _CONVOLUTIONS), *args[i + 1 :])
+                    break
+        return func(*args, **(kwargs or {}))
 
 
-def trace(task: Task, with_products: bool = False) -> tuple[dict[str, Call], list[Call]]:
-    """Layers in the order in which they finish on a few rows, the model itself last; and all products.
+def trace(
+    task: Task, change: Callable[[Tensor, bool], Tensor] | None = None
+) -> tuple[Tensor, dict[str, Call]]:
+    """The outputs on a few rows, with their graph, and layers in the order in which they finish.
 
-    Products are noted only if asked for: torch loads much of itself to watch its own operations.
+    With `change`, what products read passes through it.
     """
     calls: dict[str, Call] = {}
-    products: list[Call] = []
     few = slice(0, 4)
 
-    def note(name: str, module: nn.Module, given: tuple[Any, ...], answer: Any) -> None:
-        found = first_tensor(answer)
+    def note(name: str, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        found = first_tensor(output)
         if given and isinstance(given[0], Tensor) and found is not None:
-            weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
             calls.pop(name, None)
-            calls[name] = Call(
-                module,
-                given[0].detach().clone(),
-                found.detach().clone(),
-                weight.detach().clone() if isinstance(weight, Tensor) else torch.empty(0),
-                bias.detach().clone() if isinstance(bias, Tensor) else None,
-            )
-
-    def product(_at: int, left: Tensor, right: Tensor, added: Tensor | None, answer: Tensor) -> None:
-        products.append(Call(None, left.detach(), answer.detach(), right.detach().T, added))
+            calls[name] = Call(module, given[0], given[0].detach().clone(), found.detach().clone())
 
     hooks = [
         module.register_forward_hook(partial(note, name))
         for name, module in task.predictor.model.named_modules()
         if not isinstance(module, torch.jit.ScriptModule)
     ]
+    rows, side = task.inputs[few], take_side(task.side, few)
+    watched = nullcontext() if change is None else _Products(len(rows), change)
     try:
-        watched = _Products(product) if with_products else nullcontext()
-        with task.session() as model, watched:
-            side = take_side(task.side, few)
-            rows = task.inputs[few]
-            task.uncounted(lambda: model(rows, **side) if isinstance(side, dict) else model(rows, *side))
+        with task.session(grad=True) as model, watched:
+            return task.uncounted(lambda: call(model, rows, side)), calls
     finally:
         for hook in hooks:
             hook.remove()
-    return calls, products
 
 
 def as_positions(found: Tensor, channels_last: bool) -> Tensor:
-    """A layer's answer as vectors (N, J, D), one at each position; J = 1 where it is one vector."""
+    """A layer's output as vectors (N, J, D), one at each position; J = 1 where it is one vector."""
     if found.dim() == 2:
         return found[:, None]
     return found.flatten(1, -2) if channels_last else found.flatten(2).transpose(1, 2)
 
 
 class Tap(nn.Module):
-    """The model and, beside its answer, what one layer or product was given or answered."""
+    """The model and, beside its outputs, what one layer read or gave, or the last product but some read."""
 
-    def __init__(self, module: nn.Module, layer: str, end: End, product: int = 0) -> None:
+    def __init__(self, module: nn.Module, layer: str, end: End, product: int = 1) -> None:
         super().__init__()
         self.module = module
         self.layer, self.end, self.product = layer, end, product
 
     def forward(self, *args: Any, **named: Any) -> tuple[Any, Tensor]:
-        seen: list[Tensor] = []
+        seen: deque[Tensor] = deque(maxlen=self.product)
 
-        def keep(found: Tensor) -> None:
+        def keep(found: Tensor, _last: bool = True) -> Tensor:
             seen.append(found.clone())  # a copy: a layer that works in place would write over it
-
-        def product(at: int, left: Tensor, *rest: Any) -> None:
-            if at == self.product:
-                keep(left)
+            return found
 
         layer = partial(at_layer, self.module, self.layer, self.end, keep)
-        with _Products(product) if self.end == "product" else layer():
-            answer = self.module(*args, **named)
-        return answer, seen[-1]
+        with _Products(len(args[0]), keep) if self.end == "product" else layer():
+            output = self.module(*args, **named)
+        return output, seen[0]
 
 
 Read = Literal["vector", "mean", "first", "last", "token", "each"]
@@ -184,7 +173,7 @@ class Split:
     """A task's model as `f(g(x))`: `head` is f, and `collect` runs g.
 
     `layer` and `end` say where embeddings are read, and `read` what becomes one vector of a sample;
-    `map_layer` names the layer whose answer, averaged over positions, is the embedding (None: no layer's is).
+    `map_layer` names the layer whose output, averaged over positions, is the embedding (None: no layer's is).
     """
 
     task: Task
@@ -194,7 +183,7 @@ class Split:
     map_layer: str | None = None
     read: Read = "vector"
     channels_last: bool = True
-    product: int = 0
+    product: int = 1
     map_channels_last: bool = False
     _collected: dict[tuple[str, bool], Embeddings] = field(default_factory=dict, init=False, repr=False)
 
@@ -225,20 +214,27 @@ class Split:
             at = replace(
                 self, layer=self.map_layer, end="output", read="mean", channels_last=self.map_channels_last
             )
-        tap = Tap(self.task.predictor.model, at.layer, at.end, at.product)
-        answered = _Answer(self.task.predictor.output, at, spatial)
-        joined = self.task.predictor.with_model(tap, answered).outputs(inputs, side)
-        width = self.head.dimension
-        outputs, flat = joined.split([self.task.n_outputs, joined.shape[1] - self.task.n_outputs], 1)
+        apart = spatial and at.read != "mean"
+        predictor, own = self.task.predictor, self.task.predictor.output
+
+        def joined(answer: tuple[Any, Tensor]) -> Tensor:
+            """Outputs and embeddings of a row side by side: the predictor carries one tensor."""
+            outputs = own(answer[0])
+            each = as_positions(answer[1], at.channels_last).to(outputs)
+            parts = [seen_of(each, at, outputs)] if apart or not spatial else []
+            return torch.cat([outputs, *parts, *([each.flatten(1)] if spatial else [])], 1)
+
+        found = predictor.with_model(Tap(predictor.model, at.layer, at.end, at.product), joined)
+        outputs, flat = found.outputs(inputs, side).tensor_split([self.task.n_outputs], 1)
         ids = torch.arange(len(inputs), device=inputs.device) if ids is None else ids
         values, seen = flat, None
         if spatial:
-            values = flat.reshape(len(flat), -1, width)
-            if at.read != "mean":
-                values, seen = values[:, 1:], values[:, 0]
-        found = Embeddings(values, outputs, ids, labels, "positions" if spatial else "pooled", seen)
-        self._check_linear(found)
-        return found
+            values = flat.reshape(len(flat), -1, self.head.dimension)
+        if apart:
+            values, seen = values[:, 1:], values[:, 0]
+        made = Embeddings(values, outputs, ids, labels, "positions" if spatial else "pooled", seen)
+        self._check_linear(made)
+        return made
 
     def _check_linear(self, found: Embeddings) -> None:
         if not self.head.exact:
@@ -255,12 +251,9 @@ class Split:
             wrong = ((self.head.outputs(h) - y).abs() > bound).any(-1)
             if bool(wrong.any()):
                 first = at + int(wrong.nonzero()[0])
-                raise NotApplicableError(
-                    f"the head is not linear: on row {first} the model's outputs are not what its linear "
-                    f"layer '{self.layer}' answers (largest difference "
-                    f"{float((self.head.outputs(h) - y).abs().max()):.3g}). Give logits, not probabilities "
-                    "(output=...), or use split(task, layer, first_order=True), which expands the head and "
-                    "reports the error of doing so"
+                raise _not_linear(
+                    f"on row {first} the model's outputs are not an affine function of what '{self.layer}' "
+                    f"reads (largest difference {float((self.head.outputs(h) - y).abs().max()):.3g})"
                 )
 
     def test(self, spatial: bool = False) -> Embeddings:
@@ -285,26 +278,37 @@ class Split:
         return self._collected["train", spatial]
 
 
+def _not_linear(why: str) -> NotApplicableError:
+    return NotApplicableError(
+        f"the head is not linear: {why}. Give logits, not probabilities (output=...), or use "
+        "split(task, layer, first_order=True), which expands the head and reports the error of doing so"
+    )
+
+
+Where = Literal["mean", "samples", "path"]
+
+
 def split(
     task: Task,
     layer: str | None = None,
     first_order: bool = False,
     read: Read | None = None,
-    at: Literal["mean", "samples", "path"] = "mean",
+    at: Where = "mean",
 ) -> Split:
-    """Split a task's model at its last linear layer, which is found by itself.
+    """Split a task's model before its head: the last matrix product whose input gives all outputs affinely.
 
-    A 1x1 convolution before average pooling, a product of functions (`F.linear`, `@`, `einsum`), a bare
-    `nn.Linear` and a layer over tokens of which one is answered are such layers too. All outputs must be what
-    the layer answers, and what is added to all of them alike.
+    An `nn.Linear` (also several that read the same embedding, summed, scaled or side by side), a 1x1
+    convolution before average pooling, a product of functions (`F.linear`, `@`, `einsum`) and a layer over
+    tokens of which one is answered are such heads. The derivative of the outputs must be the same on some
+    rows; it is the head, and all rows that are collected are checked against it.
 
     Parameters
     ----------
     task
         A task with a torch model.
     layer
-        The linear layer, or with `first_order` any layer, whose answer is the embedding (default: the input
-        of the last linear layer).
+        The linear layer that reads the embedding (default: found by itself), or with `first_order` any layer,
+        whose output is the embedding.
     first_order
         Expand a head that is not linear: `F = J(h0)`, `b = y(h0) - J(h0) h0`.
     read
@@ -335,101 +339,92 @@ def split(
             f"{type(task.model).__name__} is not a torch model, so it has no layers to split at"
         )
     if first_order:
-        from veridical.concepts.first_order import expand
-
         return expand(task, layer, read, at)
-    calls, _ = trace(task)
-    named = {name: call for name, call in calls.items() if _linear(call.module)}
-    if layer is not None and layer not in named:
-        raise unknown_name("linear layer", layer, [name for name in named if name])
-    chosen = {layer: named[layer]} if layer is not None else named
     refusal: NotApplicableError | None = None
-    for parts in _candidates(task, calls, chosen, layer is None):
+    for parts in _candidates(task, layer):
         try:
             parts.test()
         except NotApplicableError as error:
             refusal = refusal or error
             continue
         return parts
-    if refusal is not None:
-        raise refusal
-    if not named:
-        raise NotApplicableError(
-            "the head is not linear: no nn.Linear runs in this model. "
-            "split(task, layer, first_order=True) expands a head that is not linear"
-        )
-    name, call = next(reversed(chosen.items()))
-    raise NotApplicableError(
-        f"the head is not linear: the model's outputs are not what its linear layer '{name}' ({call.module}) "
-        "answers. Give logits, not probabilities (output=...), or use "
-        "split(task, layer, first_order=True), which expands the head and reports the error of doing so"
+    raise refusal or _not_linear(
+        f"the model's outputs are not an affine function of what {layer or 'a linear layer of it'} reads"
     )
 
 
-def _linear(module: nn.Module | None) -> bool:
+def _linear(module: nn.Module) -> bool:
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return set(module.kernel_size) == {1} and set(module.stride) == {1} and module.groups == 1
     return isinstance(module, nn.Linear)
 
 
-def _candidates(task: Task, calls: dict[str, Call], named: dict[str, Call], unnamed: bool) -> Iterator[Split]:
-    """Layers, the last first, then products without a layer, whose answers on a few rows are the outputs."""
-    truth = task.outputs[:4].double()
-    for name, call in reversed(named.items()):
-        last = isinstance(call.module, nn.Linear)
-        weight, bias = _columns(call, task, truth)
-        read = _fitting(call, weight, bias, truth, last)
-        if read is not None:
-            head = Head(weight, bias, task.head, name)
-            embedding = as_positions(call.input, last).mean(1)
-            where, tokens = _map_layer(calls, embedding) if read in ("vector", "mean") else (None, False)
-            yield Split(task, head, name, "input", where, read, last, map_channels_last=tokens)
-    products = trace(task, with_products=True)[1] if unnamed else []
-    for number in reversed(range(len(products))):
-        call = products[number]
-        weight, bias = _columns(call, task, truth)
-        if len(call.input) == len(truth) and _fitting(call, weight, bias, truth, True) == "vector":
-            where, tokens = _map_layer(calls, call.input)
-            name = f"product {number}"
-            head = Head(weight, bias, task.head, name)
-            yield Split(task, head, name, "product", where, product=number, map_channels_last=tokens)
+def _candidates(task: Task, layer: str | None) -> Iterator[Split]:
+    """What products read, the last first, where the outputs on a few rows are affine in it."""
+    read: list[Tensor] = []
+    leaves: list[Tensor] = []
+    last: list[bool] = []
+
+    def as_leaf(found: Tensor, channels_last: bool) -> Tensor:
+        """Products that read the same tensor share a leaf: the head may be made of several."""
+        same = next((i for i, other in enumerate(read) if other is found), None)
+        leaves.append(found.detach().clone().requires_grad_(True) if same is None else leaves[same])
+        read.append(found)
+        last.append(channels_last)
+        return leaves[-1]
+
+    outputs, calls = trace(task, as_leaf)
+    named = {name: seen for name, seen in calls.items() if _linear(seen.module)}
+    if layer is not None and layer not in named:
+        raise unknown_name("linear layer", layer, [name for name in named if name])
+    for number in reversed(range(len(read))):
+        leaf = leaves[number]
+        names = [name for name, seen in named.items() if seen.read is read[number]]
+        if (layer is not None and layer not in names) or any(leaf is other for other in leaves[number + 1 :]):
+            continue
+        found = task.uncounted(partial(_affine, outputs, leaf, last[number]))
+        if found is None:
+            continue
+        weight, how = found
+        seen = as_positions(leaf.detach(), last[number])
+        bias = _without(task, {i for i, other in enumerate(leaves) if other is leaf})
+        head = Head(weight, bias, task.head, layer or (names[-1] if names else f"product {number}"))
+        where, tokens = _map_layer(calls, seen.mean(1)) if how != "token" else (None, False)
+        end: End = "input" if names else "product"
+        parts = Split(task, head, head.layer, end, where, how, last[number], len(read) - number, tokens)
+        y = outputs.detach().double()
+        near = 0.02 * y.abs().amax().clamp(min=1e-6)  # the rows are checked closely when they are collected
+        if bool(((head.outputs(seen_of(seen, parts, y)) - y).abs() <= near).all()):
+            yield parts
 
 
-def _fitting(call: Call, weight: Tensor, bias: Tensor, truth: Tensor, channels_last: bool) -> Read | None:
-    """How the outputs come from the layer's answers at each position; None where they do not."""
-    if call.input.dim() < 2 or len(call.input) != len(truth) or len(weight) != truth.shape[1]:
+def _affine(outputs: Tensor, leaf: Tensor, channels_last: bool) -> tuple[Tensor, Read] | None:
+    """The derivative (C, D) and which positions it is of; None where it is not the same for all rows."""
+
+    def slopes(weights: Tensor) -> Tensor | None:
+        weights = weights.to(outputs).expand_as(outputs)
+        found = torch.autograd.grad(outputs, leaf, weights, retain_graph=True, allow_unused=True)[0]
+        return None if found is None else as_positions(found, channels_last).double()
+
+    some = slopes(torch.linspace(1, 2, outputs.shape[1])) if outputs.requires_grad else None
+    if some is None:
         return None
-    each = as_positions(call.input, channels_last).double()
-    if each.shape[-1] != weight.shape[1]:
+    whole, least = some.sum(1), 0.02 * some.abs().max()
+    if not bool(least > 0) or bool(((whole - whole[:1]).abs() > 0.02 * whole.abs().max()).any()):
         return None
-    answers = each @ weight.double().T + bias.double()
-    near = 0.02 * truth.abs().amax().clamp(min=1e-6)  # the rows are checked closely when they are collected
-
-    def fits(y: Tensor) -> bool:
-        return bool(((y - truth).abs() <= near).all())
-
-    if fits(answers.mean(1)):
-        return "vector" if call.input.dim() == 2 else "mean"
-    nearest = (answers - truth[:, None]).abs().amax(-1).argmin(1)
-    return "token" if fits(answers[torch.arange(len(truth)), nearest]) else None
+    read: Read = "vector" if leaf.dim() == 2 else "mean"
+    if bool(((some - some.mean(1, keepdim=True)).abs() > least).any()):
+        if bool(((some != 0).any(-1).sum(1) != 1).any()):
+            return None
+        read = "token"
+    each = [slopes(one) for one in torch.eye(outputs.shape[1])]
+    return torch.stack([one[0].sum(0) for one in each if one is not None]), read
 
 
-def _columns(call: Call, task: Task, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """The layer's weights as the task reads its outputs: a binary head has the two columns (-z, z).
-
-    A layer without a bias may have one that is added later: it is the same for all rows, or the fit fails.
-    """
-    weight = call.weight.flatten(1)
-    bias = weight.new_zeros(len(weight)) if call.bias is None else call.bias.expand(len(weight))
-    if task.head == "binary" and len(weight) <= 2:
-        if len(weight) == 2:
-            weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
-        weight, bias = torch.cat([-weight, weight]), torch.cat([-bias, bias])
-    if call.bias is None and call.input.shape == (len(truth), weight.shape[-1]) and len(truth) > 1:
-        answers = call.input.double() @ weight.double().T
-        if answers.shape == truth.shape and not torch.allclose(answers, truth, rtol=1e-4, atol=1e-6):
-            bias = (truth - answers).mean(0).to(weight)
-    return weight, bias
+def _without(task: Task, places: set[int]) -> Tensor:
+    """The outputs (C,) where these products read zeros: the bias of a head that they make."""
+    numbers = count()
+    return trace(task, lambda h, _: torch.zeros_like(h) if next(numbers) in places else h)[0][0].detach()
 
 
 def _map_layer(calls: dict[str, Call], embedding: Tensor) -> tuple[str | None, bool]:
@@ -447,23 +442,6 @@ def _map_layer(calls: dict[str, Call], embedding: Tensor) -> tuple[str | None, b
     return None, False
 
 
-class _Answer:
-    """Reads outputs and embedding of a tap as one row: the predictor carries one tensor."""
-
-    def __init__(self, output: Callable[[Any], Tensor], at: Split, spatial: bool) -> None:
-        self.output, self.at, self.spatial = output, at, spatial
-
-    def __call__(self, answer: tuple[Any, Tensor]) -> Tensor:
-        outputs = self.output(answer[0])
-        each = as_positions(answer[1], self.at.channels_last).to(outputs)
-        parts = [outputs]
-        if not (self.spatial and self.at.read == "mean"):
-            parts.append(seen_of(each, self.at, outputs))
-        if self.spatial:
-            parts.append(each.flatten(1))
-        return torch.cat(parts, 1)
-
-
 def seen_of(each: Tensor, at: Split, outputs: Tensor) -> Tensor:
     """What the head sees (N, D) of vectors (N, J, D)."""
     if at.read in ("vector", "mean"):
@@ -472,6 +450,127 @@ def seen_of(each: Tensor, at: Split, outputs: Tensor) -> Tensor:
         return each[:, 0 if at.read == "first" else -1]
     if at.read == "each":  # as nn.Flatten lays out a map: channels first
         return each.transpose(1, 2).flatten(1)
-    answers = each.double() @ at.head.weight.T + at.head.bias
-    nearest = (answers - outputs.double()[:, None]).abs().amax(-1).argmin(1)
+    own = each.double() @ at.head.weight.T + at.head.bias
+    nearest = (own - outputs.double()[:, None]).abs().amax(-1).argmin(1)
     return each[torch.arange(len(each), device=each.device), nearest]
+
+
+# --- heads that are not linear, through their first-order expansion ---------------------------------------
+
+_ROWS = 64
+"""Rows over which an expansion is averaged at most, evenly spread over those at hand."""
+_ALONG = 8
+"""Points of a path, each the middle of its stretch."""
+_SAME = 1e-6
+"""Share of the largest output below which outputs of one embedding are the same for all rows."""
+
+
+class _Moved(nn.Module):
+    """The model with what one layer gives moved to `base + share (h - base)`, a leaf that gradients reach."""
+
+    def __init__(self, module: nn.Module, layer: str, end: End) -> None:
+        super().__init__()
+        self.module = module
+        self.layer, self.end = layer, end
+        self.base: Tensor | None = None
+        self.share = 1.0
+        self.leaf = torch.empty(0)
+
+    def move(self, found: Tensor) -> Tensor:
+        moved = found.detach()
+        if self.base is not None:
+            moved = self.base + self.share * (moved - self.base)
+        self.leaf = moved.clone().requires_grad_(True)
+        return self.leaf.clone()  # a layer after it may work in place, which a leaf does not allow
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        with at_layer(self.module, self.layer, self.end, self.move):
+            return self.module(*args, **named)
+
+
+def expand(task: Task, layer: str | None = None, read: Read | None = None, at: Where = "mean") -> Split:
+    """Split at any layer; the head is `F h + b` with derivatives averaged over up to 64 train rows.
+
+    At the "mean" all rows have the mean embedding there and what else the network makes of them elsewhere
+    (on branches around the layer); at the "samples" each has its own; along the "path" the derivatives from
+    the one to the other are averaged, so that `F (h - h0)` is what moving there changed.
+    """
+    if at not in ("mean", "samples", "path"):
+        raise InputError(f"a head is expanded at the 'mean', the 'samples' or along the 'path'; got {at!r}")
+    calls = trace(task)[1]
+    end: End = "output"
+    if layer is None:
+        linear = [name for name, seen in calls.items() if isinstance(seen.module, nn.Linear)]
+        if not linear:
+            raise NotApplicableError(
+                "the model has no nn.Linear; name the layer whose output is the embedding"
+            )
+        layer, end = linear[-1], "input"
+    if layer not in calls:
+        raise unknown_name("layer", layer, [name for name in calls if name])
+    seen = calls[layer].input if end == "input" else calls[layer].output
+    if len(seen) != min(4, len(task)):
+        raise NotApplicableError(f"layer '{layer}' gives {tuple(seen.shape)}, not one output per sample")
+    read, last = _reading(seen, calls[layer].module, layer, read)
+    width = as_positions(seen, last).shape[2] if read != "each" else seen[0].numel()
+    nothing = torch.zeros(task.n_outputs, width, device=seen.device)
+    unknown = Head(nothing, nothing[:, 0], task.head, layer, exact=False)
+    parts = Split(task, unknown, layer, end, read=read, channels_last=last)
+    rows, side = (task.inputs, task.side) if task.train is None else (task.train, task.train_side)
+    mean = (parts.test() if task.train is None else parts.train()).values.double().mean(0)
+    few = torch.linspace(0, len(rows) - 1, min(_ROWS, len(rows)), device=rows.device).round().long()
+    weight, y = _derivatives(parts, rows[few], take_side(side, few), mean, at)
+    bias = y.double() - weight.double() @ mean
+    return replace(parts, head=Head(weight, bias, task.head, layer, False))
+
+
+def _reading(seen: Tensor, module: nn.Module, layer: str, read: Read | None) -> tuple[Read, bool]:
+    """What becomes one vector, and whether dimensions come last (tokens) or after the samples (maps)."""
+    if seen.dim() == 2:
+        return "vector", True
+    if read not in ("mean", "first", "last", "each"):
+        raise NotApplicableError(
+            f"layer '{layer}' gives {tuple(seen.shape[1:])} per sample and an embedding is one vector; say "
+            "what it is: read='mean' over positions or tokens, 'first' or 'last' of them, or 'each'"
+        )
+    waves = any(isinstance(m, nn.Conv1d | nn.BatchNorm1d) for m in module.modules())
+    return read, seen.dim() == 3 and not waves
+
+
+def _derivatives(
+    parts: Split, rows: Tensor, side: Side, mean: Tensor, where: Where
+) -> tuple[Tensor, Tensor]:
+    """F (C, D) and the mean output that it is laid through, averaged over the rows and the points."""
+    task = parts.task
+    view = _Moved(task.predictor.model, parts.layer, parts.end)
+    predictor = task.predictor.with_model(view)
+    pieces = torch.arange(len(rows), device=rows.device).split(max(1, min(predictor.rows, _ROWS)))
+    with predictor.session(grad=True) as model:
+
+        def outputs_at(i: Tensor, base: Tensor | None, share: float) -> Tensor:
+            view.base, view.share = base, share
+            return call(model, rows[i], take_side(side, i))
+
+        own = [(outputs_at(i, None, 1.0).detach(), view.leaf.detach()) for i in pieces]
+        # of a map the mean is that of these rows: of all of them it might not fit
+        leaves = torch.cat([leaf for _, leaf in own])
+        base = leaves.mean(0) if leaves.dim() > 2 else mean.to(leaves)
+        y = torch.cat([outputs for outputs, _ in own]).mean(0)
+        if where == "mean":
+            held = torch.cat([outputs_at(i, base, 0.0).detach() for i in pieces])
+            y = held.mean(0)
+            if bool(((held - y).abs() <= _SAME * held.abs().max()).all()):
+                pieces = (pieces[0][:1],)  # no branch leads around the layer: one row tells all
+        shares = {"mean": [0.0], "samples": [1.0]}.get(where, [(i + 0.5) / _ALONG for i in range(_ALONG)])
+        found = torch.zeros_like(parts.head.weight)
+        for share in shares:
+            for i in pieces:
+                outputs = outputs_at(i, base, share)
+                for c in range(task.n_outputs):
+                    keep = c < task.n_outputs - 1
+                    slope = torch.autograd.grad(outputs[:, c].sum(), view.leaf, retain_graph=keep)[0]
+                    each = as_positions(slope, parts.channels_last)
+                    # of a mean, the derivative is that of moving all positions together
+                    moved = each.sum(1) if parts.read == "mean" else seen_of(each, parts, each)
+                    found[c] += moved.double().sum(0)
+    return found / (len(shares) * sum(len(i) for i in pieces)), y
