@@ -67,7 +67,6 @@ def main() -> None:
     rows = torch.randn(4 * chosen.batch, chosen.dimension, device=chosen.device)
     recipe = TopK(chosen.atoms, 10**6, chosen.batch, active=chosen.active)
     run = training.Run(Stream.of(rows), recipe, Key(0), None)
-    run.state()
     products = bare(rows, chosen.atoms, chosen.batch)
     found: dict[str, list[float]] = {"step": [], "step, whole products": [], "products and Adam": []}
     usual = training.WIDE

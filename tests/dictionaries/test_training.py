@@ -58,7 +58,7 @@ def test_gathered_atoms_give_what_whole_products_give(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("recipe", [SHORT, ReLU(24, 40, 16), BatchTopK(24, 40, 16, active=2)])
 def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path, recipe: vd.dictionaries.Recipe) -> None:
     whole = train(rows(), recipe, 5)
-    path = tmp_path / "run.safetensors"
+    path = tmp_path / "run.pt"
 
     class StoppedError(Exception):
         pass

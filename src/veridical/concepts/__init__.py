@@ -2,7 +2,7 @@
 
 from veridical.concepts.comparison import Comparison, ConceptVerdict, Stability, compare, stability
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.dictionary import Dictionary, MatchingPursuit, load_saelens
+from veridical.concepts.dictionary import Dictionary, load_saelens
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.materials import crop_embeddings, segment_embeddings
 from veridical.concepts.measures import Judgement, ice_eval, judge
@@ -77,7 +77,6 @@ __all__ = [
     "segment_embeddings",
     "SAE",
     "Dictionary",
-    "MatchingPursuit",
     "load_saelens",
     "parsimony",
     "Parsimony",

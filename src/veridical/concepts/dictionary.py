@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
@@ -97,62 +98,13 @@ class Dictionary:
 
     def concepts(self, head: Head, name: str = "sae") -> Concepts:
         """The dictionary as an explanation: importances `f_i . d_k`, and `f_i . b_d` joins the bias."""
-        return _as_concepts(self.unit(), head, name)
-
-
-@dataclass(frozen=True, eq=False)
-class MatchingPursuit:
-    """Codes of a dictionary without an encoder: `p_k += (r . d_k)+` for the atom of the largest product.
-
-    Atoms keep the length they have: at another length the pursuit would be another one.
-    """
-
-    decoder: Tensor
-    """Atoms (K, D)."""
-    decoder_bias: Tensor
-    """b_d (D,)."""
-    residual_threshold: float = 0.0
-    """A row is done once what is left of it is shorter; 0 sets no such bound."""
-    steps: int = 64
-    """Atoms that are chosen at most."""
-    stop_when_repeated: bool = True
-    """Whether a row is done once a step brings no new atom."""
-    centred: bool = True
-    """Whether the bias is taken out of h first."""
-    active: None = None
-    """How many atoms are active is for the data to decide."""
-
-    def codes(self, h: Tensor) -> Tensor:
-        """Codes (N, 1, atoms)."""
-        left = h.to(self.decoder) - (self.decoder_bias if self.centred else 0.0)
-        codes = left.new_zeros(len(left), len(self.decoder))
-        open_rows = torch.ones(len(left), 1, dtype=torch.bool, device=left.device)
-        for _ in range(self.steps):
-            at = (left @ self.decoder.T).clamp(min=0).argmax(1, keepdim=True)
-            atom = self.decoder[at[:, 0]]
-            value = (left * atom).sum(-1, keepdim=True).clamp(min=0) * open_rows
-            before = codes != 0
-            codes = codes.scatter_add(1, at, value)
-            left = left - value * atom
-            if self.stop_when_repeated:
-                open_rows &= ((codes != 0) != before).any(1, keepdim=True)
-            if self.residual_threshold > 0:
-                open_rows &= left.norm(dim=-1, keepdim=True) >= self.residual_threshold
-            if not bool(open_rows.any()):
-                break
-        return codes[:, None]
-
-    def concepts(self, head: Head, name: str = "sae") -> Concepts:
-        """The dictionary as an explanation: importances `f_i . d_k`, and `f_i . b_d` joins the bias."""
-        own = replace(self, decoder=self.decoder.double(), decoder_bias=self.decoder_bias.double())
-        return _as_concepts(own, head, name)
-
-
-def _as_concepts(own: Dictionary | MatchingPursuit, head: Head, name: str) -> Concepts:
-    atoms, centre = own.decoder, own.decoder_bias
-    if atoms.shape[1] != head.dimension:
-        raise InputError(f"dictionary atoms have {atoms.shape[1]} dimensions, the head has {head.dimension}")
-    return Concepts(name, atoms[None], head.weight @ atoms.T, own, head.weight @ centre, centre[None])
+        own = self.unit()
+        atoms, centre = own.decoder, own.decoder_bias
+        if atoms.shape[1] != head.dimension:
+            raise InputError(
+                f"dictionary atoms have {atoms.shape[1]} dimensions, the head has {head.dimension}"
+            )
+        return Concepts(name, atoms[None], head.weight @ atoms.T, own, head.weight @ centre, centre[None])
 
 
 _ARRAYS = ("encoder", "encoder_bias", "decoder", "decoder_bias", "threshold", "scale")
@@ -180,7 +132,7 @@ def save(dictionary: Dictionary, path: str | Path) -> Path:
     return write_file(path, to_bytes(arrays, {"dictionary": about}), private=False)
 
 
-def load(path: str | Path) -> Dictionary | MatchingPursuit:
+def load(path: str | Path) -> Dictionary:
     """Read a dictionary: a file that `save` wrote, or a folder that SAELens wrote.
 
     A plain .safetensors file of arrays `encoder` (atoms, D), `encoder_bias`, `decoder` (atoms, D) and
@@ -193,7 +145,7 @@ def load(path: str | Path) -> Dictionary | MatchingPursuit:
 
     Returns
     -------
-    Dictionary or MatchingPursuit
+    Dictionary
         Ready for `.concepts(head)` and for `vd.dictionaries`.
 
     Raises
@@ -250,25 +202,22 @@ def from_overcomplete(module: nn.Module) -> Dictionary:
     own: Any = module
     if own.training:
         raise NotApplicableError("a module that is being trained changes when it is read: call .eval() first")
-    linear = [m for m in own.encoder.modules() if isinstance(m, nn.Linear)]
-    norms = [m for m in own.encoder.modules() if isinstance(m, nn.BatchNorm1d)]
-    known = (nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Identity, nn.ModuleList, nn.Sequential)
     leaves = [m for m in own.encoder.modules() if not list(m.children())]
-    other = {type(m).__name__ for m in leaves if not isinstance(m, known)}
+    linear = [m for m in leaves if isinstance(m, nn.Linear)]
+    norms = [m for m in leaves if isinstance(m, nn.BatchNorm1d)]
+    passing = (nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Identity, nn.ModuleList)
+    other = {type(m).__name__ for m in leaves if not isinstance(m, passing)}
     if len(linear) != 1 or len(norms) > 1 or other:
         raise NotApplicableError(
             f"the encoder has {len(linear)} linear layers, {len(norms)} norms and {sorted(other)} besides; "
             "one linear layer, perhaps with batch normalisation, can be read"
         )
     with torch.no_grad():
-        encoder = linear[0].weight.clone()
-        bias = encoder.new_zeros(len(encoder)) if linear[0].bias is None else linear[0].bias.clone()
+        # the encoder is affine up to its last ReLU: a norm is read off at zero and at the unit vectors
+        ends = torch.cat([torch.zeros(1, linear[0].in_features), torch.eye(linear[0].in_features)])
+        before = linear[0](ends.to(linear[0].weight))
         for norm in norms:
-            assert norm.running_var is not None
-            assert norm.running_mean is not None
-            stretch = torch.rsqrt(norm.running_var + norm.eps) * (1 if norm.weight is None else norm.weight)
-            encoder, bias = encoder * stretch[:, None], (bias - norm.running_mean) * stretch
-            bias = bias if norm.bias is None else bias + norm.bias
+            before = norm(before)
         atoms = own.get_dictionary().detach().clone()
         threshold, active, activation = None, None, "relu"
         if hasattr(own, "thresholds"):
@@ -276,17 +225,15 @@ def from_overcomplete(module: nn.Module) -> Dictionary:
         elif hasattr(own, "threshold_momentum"):
             if own.running_threshold is None:
                 raise NotApplicableError("a BatchTopKSAE has no threshold before it was trained")
-            activation, threshold = (
-                "jumprelu",
-                torch.as_tensor(own.running_threshold).expand(len(atoms)).clone(),
-            )
+            activation, threshold = "jumprelu", torch.as_tensor(own.running_threshold).repeat(len(atoms))
         elif hasattr(own, "top_k"):
             activation, active = "topk", int(own.top_k)
     if threshold is not None:
         # overcomplete keeps what reaches the threshold, a JumpReLU what exceeds it
         threshold = torch.nextafter(threshold, torch.zeros_like(threshold))
+    encoder = (before[1:] - before[0]).T.contiguous()
     centre = atoms.new_zeros(atoms.shape[1])
-    return Dictionary(encoder, bias, atoms, centre, activation, active, threshold, False)  # type: ignore[arg-type]
+    return Dictionary(encoder, before[0], atoms, centre, activation, active, threshold, False)  # type: ignore[arg-type]
 
 
 _NEEDED = {
@@ -295,33 +242,24 @@ _NEEDED = {
     "abstopk": ("W_enc", "b_enc"),
     "jumprelu": ("W_enc", "b_enc", "threshold"),
     "gated": ("W_enc", "b_gate", "b_mag", "r_mag"),
-    "matching_pursuit": (),
 }
 """Architectures that can be read, with the arrays each needs beside `W_dec` and `b_dec`."""
 
 _REFUSED = {
-    "transcoder": "a transcoder answers another layer than it reads",
-    "skip_transcoder": "a transcoder answers another layer than it reads",
-    "jumprelu_transcoder": "a transcoder answers another layer than it reads",
-    "jumprelu_skip_transcoder": "a transcoder answers another layer than it reads",
+    "transcoder": "a transcoder gives another layer than it reads",
     "temporal": "its codes depend on the texts before, not on one embedding",
     "batchtopk": "its codes depend on the batch in training; write it with SAELens' save_inference_model",
-    "matryoshka_batchtopk": "its codes depend on the batch in training; write it with SAELens' "
-    "save_inference_model",
+    "matching_pursuit": "its codes are searched for atom by atom, and there is no encoder to give them",
 }
-"""Architectures that are no dictionary of one layer by themselves, with why."""
-
-_ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "topk": "topk", "tanh-relu": "tanh_relu"}
-"""Activations that a standard dictionary may name; releases before 6 wrote TopK so."""
+"""Architectures (ends of their names) that are no encoder and decoder of one layer, with why."""
 
 
-def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
+def load_saelens(folder: str | Path) -> Dictionary:
     """Read a dictionary that SAELens wrote; `.concepts(head)` makes an explanation of it.
 
-    Standard, TopK, AbsTopK, JumpReLU (which BatchTopK and Matryoshka are saved as), gated and
-    matching-pursuit ones can be read; transcoders, which answer another layer than they read, are refused.
-    Arrays are `W_enc` (D, atoms), `b_enc` (atoms,), `W_dec` (atoms, D), `b_dec` (D,), and others by
-    architecture.
+    Standard, TopK, AbsTopK, JumpReLU (which BatchTopK and Matryoshka are saved as) and gated ones can be
+    read; transcoders, which give another layer than they read, and matching pursuit are refused. Arrays are
+    `W_enc` (D, atoms), `b_enc` (atoms,), `W_dec` (atoms, D), `b_dec` (D,), and others by architecture.
 
     Parameters
     ----------
@@ -330,7 +268,7 @@ def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
 
     Returns
     -------
-    Dictionary or MatchingPursuit
+    Dictionary
         The same function of embeddings as SAELens'.
 
     Raises
@@ -342,47 +280,35 @@ def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
     for name in ("cfg.json", "sae_weights.safetensors"):
         if not (place / name).is_file():
             raise FormatError(f"{place} holds no {name}; expected a folder that SAELens wrote")
-    from safetensors.torch import load_file
-
     config: dict[str, Any] = json.loads((place / "cfg.json").read_text())
     tensors = load_file(place / "sae_weights.safetensors")
     architecture = str(config.get("architecture", "standard"))
     if architecture not in _NEEDED:
-        why = _REFUSED.get(architecture, "which is not known here")
+        known = (why for end, why in _REFUSED.items() if architecture.endswith(end))
         raise FormatError(
-            f"the dictionary's architecture is '{architecture}': {why}; {', '.join(_NEEDED)} can be read"
+            f"the dictionary's architecture is '{architecture}': {next(known, 'which is not known here')}; "
+            f"{', '.join(_NEEDED)} can be read"
         )
-    wanted = ("W_dec", "b_dec", *_NEEDED[architecture])
-    missing = [n for n in wanted if n not in tensors]
+    missing = [n for n in ("W_dec", "b_dec", *_NEEDED[architecture]) if n not in tensors]
     if missing:
         raise FormatError(f"{place / 'sae_weights.safetensors'} lacks {', '.join(missing)}")
     _fold_scales(config, tensors)
-    centred = bool(config.get("apply_b_dec_to_input", True))
-    decoder, decoder_bias = tensors["W_dec"], tensors["b_dec"]
-    if architecture == "matching_pursuit":
-        return MatchingPursuit(
-            decoder,
-            decoder_bias if centred else decoder_bias * 0,  # it is added only where it was taken away
-            float(config.get("residual_threshold", 1e-2)),
-            config.get("max_iterations") or decoder.shape[1],
-            bool(config.get("stop_on_duplicate_support", True)),
-            centred,
-        )
-    encoder, bias, threshold = tensors["W_enc"].T, tensors.get("b_enc"), tensors.get("threshold")
-    activation: Activation = "relu"
+    decoder = tensors["W_dec"]
+    encoder, bias, threshold = tensors["W_enc"].T, tensors.get("b_enc"), None
+    activation: Any = architecture
+    active = config.get("k") or (config.get("activation_fn_kwargs") or {}).get("k")
     if architecture == "gated":
-        # open where x W + b_gate > 0: a threshold on what the magnitude's encoder answers
+        # open where x W + b_gate > 0: a threshold on what the magnitude's encoder gives
         stretch = tensors["r_mag"].exp()
         encoder, bias = encoder * stretch[:, None], tensors["b_mag"]
         activation, threshold = "jumprelu", bias - tensors["b_gate"] * stretch
+    elif architecture == "jumprelu":
+        threshold = tensors["threshold"]
     elif architecture == "standard":
         named = str(config.get("activation_fn_str") or config.get("activation_fn") or "relu")
-        if named not in _ACTIVATIONS:
-            raise FormatError(f"the activation is '{named}'; {', '.join(_ACTIVATIONS)} can be read")
-        activation = _ACTIVATIONS[named]
-    else:
-        activation = architecture  # type: ignore[assignment]
-    active = config.get("k") or (config.get("activation_fn_kwargs") or {}).get("k")
+        activation = named.replace("-", "_")
+        if activation not in ("relu", "topk", "tanh_relu"):  # releases before 6 wrote TopK so
+            raise FormatError(f"the activation is '{named}'; relu, topk and tanh-relu can be read")
     if activation not in ("topk", "abstopk"):
         active = None
     elif active is None:
@@ -392,29 +318,19 @@ def load_saelens(folder: str | Path) -> Dictionary | MatchingPursuit:
         # which atoms are largest is decided as if the decoder's had length 1
         length = decoder.norm(dim=-1).clamp(min=1e-30)
         encoder, bias, decoder = encoder * length[:, None], bias * length, decoder / length[:, None]
-    return Dictionary(
-        encoder.contiguous(),
-        bias,
-        decoder,
-        decoder_bias,
-        activation,
-        None if active is None else int(active),
-        threshold if activation == "jumprelu" else None,
-        centred,
-        _finetuned(config, tensors),
-    )
+    centred = bool(config.get("apply_b_dec_to_input", True))
+    parts = (encoder.contiguous(), bias, decoder, tensors["b_dec"], activation)
+    return Dictionary(*parts, None if active is None else int(active), threshold, centred)
 
 
 def _fold_scales(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Take a fixed scale of the activations into the weights; what follows each activation is refused."""
+    """Take a fixed scale of the activations into the weights; what would change codes otherwise is refused."""
     how = config.get("normalize_activations") or "none"
     how = "expected_average_only_in" if how is True else how  # as releases before 6 wrote it
     factor = config.get("norm_scaling_factor")
     if how == "expected_average_only_in" and factor is not None:
-        tensors["W_dec"], tensors["b_dec"] = tensors["W_dec"] / factor, tensors["b_dec"] / factor
-        config["residual_threshold"] = config.get("residual_threshold", 1e-2) / factor
-        if "W_enc" in tensors:
-            tensors["W_enc"] = tensors["W_enc"] * factor
+        for name, scale in (("W_enc", factor), ("W_dec", 1 / factor), ("b_dec", 1 / factor)):
+            tensors[name] = tensors[name] * scale
     elif how != "none":
         raise FormatError(
             f"the dictionary expects activations normalised by '{how}'; fold the scale into its weights first"
@@ -422,13 +338,5 @@ def _fold_scales(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     reshaped = config.get("reshape_activations") or "none"
     if reshaped != "none":
         raise FormatError(f"the dictionary reshapes activations by '{reshaped}'; it reads no single layer")
-
-
-def _finetuned(config: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
-    """What finetuned dictionaries of older releases multiply codes by before they decode."""
-    if not config.get("finetuning_scaling_factor"):
-        return None
-    for name in ("finetuning_scaling_factor", "scaling_factor"):
-        if name in tensors:
-            return tensors[name]
-    raise FormatError("the dictionary is finetuned and its weights lack finetuning_scaling_factor")
+    if config.get("finetuning_scaling_factor"):
+        raise FormatError("the dictionary is finetuned: take its scaling factor into W_dec first")

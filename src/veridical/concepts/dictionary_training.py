@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
@@ -176,6 +175,9 @@ WIDE = 1024
 """From this width on TopK's active atoms are gathered: a product with a matrix of zeros would cost more."""
 
 
+_MOVING = ("encoder", "bias", "decoder", "centre", "losses", "fired", "least")
+
+
 class Run:
     """Everything that moves while a dictionary is trained."""
 
@@ -183,6 +185,7 @@ class Run:
         first = stream.shard(0)
         place, dimension, width = first.device, first.shape[1], recipe.width
         self.stream, self.recipe, self.key = stream, recipe, key
+        self.name = json.dumps({"recipe": recipe.to_json(), "key": [key.seed, *key.path]})
         # a constant row has no scale; any would do
         self.scale = first.square().mean().sqrt().clamp(min=1e-12)
         ids = torch.arange(width, device=place)
@@ -198,19 +201,17 @@ class Run:
         every = (self.encoder, self.bias, self.decoder, self.centre)
         learned = [t.requires_grad_(True) for t in every if not any(t is f for f in frozen)]
         self.optimiser = torch.optim.Adam(learned, lr=recipe.rate, fused=not on_host(place))
-        self.decay = torch.optim.lr_scheduler.LambdaLR(self.optimiser, self._rate)
         self.losses = torch.zeros(recipe.steps, device=place)
         self.fired = torch.zeros(width, dtype=torch.bool, device=place)
         self.least = torch.zeros((), dtype=torch.float64, device=place)
         self.revive_at = {recipe.steps * i // 16 for i in range(1, 9)}
         self.count_dead_from = recipe.steps - recipe.steps // 8
 
-    def _rate(self, step: int) -> float:
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.recipe.steps)))
-
     def step(self, step: int) -> None:
         """One step of Adam, atoms back to length 1, dead atoms brought back now and then."""
         recipe = self.recipe
+        rate = recipe.rate * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
+        self.optimiser.param_groups[0]["lr"] = rate
         batch = self.stream.batch(self.key, step, recipe.batch) / self.scale
         if isinstance(recipe, TopK) and recipe.width >= WIDE:
             # the centre's gradient through the encoder is one vector's product, not the batch's
@@ -232,7 +233,6 @@ class Run:
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()
-        self.decay.step()
         with torch.no_grad():
             self.losses[step] = loss.detach()
             if recipe.frozen != "decoder":
@@ -249,26 +249,27 @@ class Run:
         elif step == self.count_dead_from and step + 1 < self.recipe.steps:
             self.fired.zero_()
 
-    def state(self) -> dict[str, Tensor]:
-        """Every tensor that moves, by name: what a checkpoint holds."""
-        held = {name: getattr(self, name) for name in ("encoder", "bias", "decoder", "centre")}
-        out = dict(held)
-        for name, tensor in held.items():
-            if tensor.requires_grad:
-                # the moments exist from the first step on; a run that goes on needs them before
-                moments = self.optimiser.state[tensor]
-                if not moments:
-                    count = torch.zeros((), device=tensor.device)
-                    moments.update(step=count, exp_avg=torch.zeros_like(tensor))
-                    moments.update(exp_avg_sq=torch.zeros_like(tensor))
-                out |= {f"{name} {what}": value for what, value in moments.items()}
-        return out | {"losses": self.losses, "fired": self.fired, "least": self.least}
+    def save(self, path: Path, step: int) -> None:
+        """Write everything that moves, as it is before this step; the old file is replaced at once."""
+        held = io.BytesIO()
+        tensors = {name: getattr(self, name) for name in _MOVING}
+        about = {"run": self.name, "step": step}
+        torch.save({**about, "tensors": tensors, "optimiser": self.optimiser.state_dict()}, held)
+        write_file(path, held.getvalue())
 
-    def resume(self, step: int) -> None:
-        """Set the learning rate as it is before this step."""
-        self.decay.last_epoch = step
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.recipe.rate * self._rate(step)
+    def restore(self, path: Path) -> int:
+        """Take everything from a file; the step to go on with."""
+        held = torch.load(path, map_location=self.bias.device, weights_only=True)
+        if held["run"] != self.name:
+            raise FormatError(
+                f"{path} holds another run ({held['run']}); this one is {self.name}. Remove the file or name "
+                "another"
+            )
+        with torch.no_grad():
+            for name in _MOVING:
+                getattr(self, name).copy_(held["tensors"][name])
+        self.optimiser.load_state_dict(held["optimiser"])
+        return int(held["step"])
 
     def dictionary(self) -> Dictionary:
         """The dictionary as it is now, of rows as they were given."""
@@ -293,40 +294,6 @@ def revive(optimiser: torch.optim.Optimizer, learned: list[Tensor], dead: Tensor
         for held in optimiser.state[tensor].values():
             if held.shape == tensor.shape:
                 held[which] = 0
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One file that always holds a whole state: a new one takes the place of the old at once."""
-
-    path: Path
-    recipe: Recipe
-    key: Key
-
-    @property
-    def run(self) -> str:
-        """What makes a run: its recipe and its key."""
-        return json.dumps({"recipe": self.recipe.to_json(), "key": [self.key.seed, *self.key.path]})
-
-    def save(self, state: Mapping[str, Tensor], step: int) -> None:
-        """Write the state before this step."""
-        held = {name: tensor.detach().contiguous() for name, tensor in state.items()}
-        write_file(self.path, save(held, {"run": self.run, "step": str(step)}))
-
-    def restore(self, state: Mapping[str, Tensor]) -> int:
-        """Write what the file holds into these tensors; the step to go on with, 0 without a file."""
-        if not self.path.is_file():
-            return 0
-        with safe_open(self.path, "pt") as held, torch.no_grad():
-            about = held.metadata() or {}
-            if about.get("run") != self.run:
-                raise FormatError(
-                    f"{self.path} holds another run ({about.get('run', 'not of a training')}); this one is "
-                    f"{self.run}. Remove the file or name another"
-                )
-            for name, tensor in state.items():
-                tensor.copy_(held.get_tensor(name))
-        return int(about["step"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,7 +339,7 @@ def train(
     seed
         Keys the first atoms and the batches.
     checkpoint
-        A file (.safetensors); if it is there, and of the same run, training goes on from it, and ends with
+        A file (.pt); if it is there, and of the same run, training goes on from it, and ends with
         the same bits as a run that was never stopped.
     every
         Steps between two writings of the checkpoint.
@@ -393,15 +360,12 @@ def train(
     InputError
         Activations have NaN or infinite values.
     """
-    stream, key = Stream.of(rows), as_key(seed)
-    run = Run(stream, recipe, key, atoms)
-    store = None if checkpoint is None else Checkpoint(Path(checkpoint), recipe, key)
-    begin = 0 if store is None else store.restore(run.state())
-    run.resume(begin)
-    steps = range(begin, recipe.steps)
+    run = Run(Stream.of(rows), recipe, as_key(seed), atoms)
+    path = None if checkpoint is None else Path(checkpoint)
+    begin = run.restore(path) if path is not None and path.is_file() else 0
     with torch.enable_grad():
-        for step in track(steps, f"training {recipe.width} atoms", progress):
+        for step in track(range(begin, recipe.steps), f"training {recipe.width} atoms", progress):
             run.step(step)
-            if store is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
-                store.save(run.state(), step + 1)
+            if path is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
+                run.save(path, step + 1)
     return Trained(run.dictionary(), recipe, run.losses.cpu(), ~run.fired, seed)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_max_pool2d, conv2d, interpolate
 
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.dictionary import Dictionary, MatchingPursuit
+from veridical.concepts.dictionary import Dictionary
 from veridical.concepts.embeddings import Embeddings, Head, Kind
 from veridical.concepts.methods import METHODS, ConceptMethod
 from veridical.concepts.methods.base import needed
@@ -197,7 +197,7 @@ def _same(answer: Tensor) -> Tensor:
     return answer
 
 
-Entry = ConceptMethod | Concepts | Dictionary | MatchingPursuit
+Entry = ConceptMethod | Concepts | Dictionary
 """What can be compared: a method to fit, concepts that are ready, a dictionary that was loaded."""
 
 
