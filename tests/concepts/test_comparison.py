@@ -162,12 +162,30 @@ def test_the_verdict_beats_controls_and_says_how_surely(head, train, test):
     assert "No concept method is surely better" in repr(only)
 
 
-def test_methods_that_show_more_than_was_asked_for_are_set_apart(head, train, test):
+def test_what_shows_too_much_is_set_apart_whoever_stands_beside_it(head, train, test):
+    """The largest K of any entry was the bound: CDISCO(12) let an MCD of 12 vectors win."""
     whole = Concepts.of(torch.eye(12), head.weight, method="everything")
-    found = vd.concepts.compare(train, [whole, PCA(2)], test=test, head=head)
-    assert not next(p for p in found.verdict.places if p.method == "everything").affordable
-    assert found.verdict.best != "everything"
-    assert "everything (12)" in repr(found.verdict)
+    wide = vd.concepts.MCD(2, dimension_share=1e-6)
+    few = vd.concepts.compare(train, [whole, wide, PCA(2)], test=test, head=head)
+    more = vd.concepts.compare(train, [whole, wide, PCA(2), vd.concepts.CDISCO(12)], test=test, head=head)
+    for found in (few, more):
+        places = {p.method: p for p in found.verdict.places}
+        assert "span all that is judged" in places["everything"].set_apart
+        assert "where 2 concepts were asked for" in places["mcd"].set_apart
+        assert places["pca"].set_apart is None
+        assert found.verdict.best not in ("everything", "mcd")
+        assert "Set apart: " in repr(found.verdict)
+
+
+def test_outputs_without_concepts_are_counted_and_named(head, train, test):
+    """They were averaged into the number of concepts, and the print did not mention them."""
+    one = train.take(train.outputs.argmax(1) == 1)
+    found = vd.concepts.compare(one, [PCA(2)], test=test, head=head)
+    assert found.judgements["pca"].concepts == 2
+    assert found.to_frame()["without_concepts"].tolist() == [3]
+    assert found.verdict.places[0].bare == 3
+    assert "without any concepts, whose surrogate is the bias: pca (of 3)" in repr(found.verdict)
+    assert "pca: output 0 has no concepts: never predicted" in repr(found)
 
 
 def check_gap(between) -> None:

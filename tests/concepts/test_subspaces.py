@@ -99,10 +99,12 @@ def test_mcd_recovers_planes_charges_their_dimensions_and_scores_as_ice_eval():
     assert sorted(concepts.subspaces[0].tolist()) == [0, 0, 1, 1]
     assert judge(concepts, data, head).mae == pytest.approx(0, abs=1e-9)
     assert judge(concepts, data, head).mae == pytest.approx(ice_eval(concepts, data, head).mae, abs=1e-12)
-    assert any("SURF is 0 there trivially" in note for note in concepts.notes)
+    assert any("rebuild every embedding" in note for note in judge(concepts, data, head).notes)
+    other = Embeddings.of(draw(9, 20, 6), head)  # outside of what the planes span
+    assert not any("rebuild" in note for note in judge(concepts, other, head).notes)
     one = MCD(1, outliers=0.0, dimension_share=0.9).fit(data, head)
     assert judge(one, data, head).mae > 0.01
-    assert not one.notes
+    assert not any("rebuild" in note for note in judge(one, data, head).notes)
 
 
 def test_mcd_reads_the_complement_away(head, train, test):

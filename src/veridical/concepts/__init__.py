@@ -1,11 +1,20 @@
 """SURF: concept explanations, methods that make them, and the measure of their faithfulness."""
 
-from veridical.concepts.comparison import Comparison, ConceptVerdict, Stability, compare, stability
+from veridical.concepts.comparison import (
+    Comparison,
+    ConceptVerdict,
+    Parsimony,
+    Stability,
+    compare,
+    parsimony,
+    plateau,
+    stability,
+)
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.dictionary import Dictionary, load_saelens
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.materials import crop_embeddings, segment_embeddings
-from veridical.concepts.measures import Judgement, ice_eval, judge
+from veridical.concepts.measures import ErrorSplit, Judgement, error_split, ice_eval, judge
 from veridical.concepts.methods import (
     CDISCO,
     CRAFT,
@@ -29,17 +38,10 @@ from veridical.concepts.sanity_check import (
     perfect,
     random_concepts,
     random_importances,
+    rank_optimum,
     sanity,
 )
 from veridical.concepts.splitting import Split, split
-from veridical.concepts.upper_bound import (
-    ErrorSplit,
-    Parsimony,
-    error_split,
-    parsimony,
-    plateau,
-    rank_optimum,
-)
 
 __all__ = [
     "split",

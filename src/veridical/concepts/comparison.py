@@ -13,12 +13,26 @@ from torch import Tensor
 
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Embeddings, Head, Kind
-from veridical.concepts.materials import entries, materials_of
-from veridical.concepts.measures import LABELS, Judgement, judge, shown, text_table
+from veridical.concepts.materials import Entry, entries, materials_of
+from veridical.concepts.measures import (
+    LABELS,
+    REBUILT,
+    ErrorSplit,
+    Judgement,
+    error_split,
+    judge,
+    shown,
+    text_table,
+)
 from veridical.concepts.methods.base import ConceptMethod
-from veridical.concepts.sanity_check import constant, perfect, random_concepts, random_importances
+from veridical.concepts.sanity_check import (
+    constant,
+    perfect,
+    random_concepts,
+    random_importances,
+    rank_optimum,
+)
 from veridical.concepts.splitting import Split
-from veridical.concepts.upper_bound import ErrorSplit, error_split, rank_optimum
 from veridical.core.key import Key, as_key, integers
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import pearson
@@ -26,6 +40,7 @@ from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -75,15 +90,10 @@ def _alike(one: Concepts, other: Concepts) -> tuple[float, float]:
     cosine = cosine.masked_fill(~other.present[:, None], 0.0)
     size, at = cosine.abs().max(-1)
     sign = cosine.gather(-1, at[..., None]).squeeze(-1).sign()
-    mine, theirs = _matched(one, other, at, sign)
-    return float(size[one.present].mean()), float(pearson(mine[None], theirs[None])[0])
-
-
-def _matched(one: Concepts, other: Concepts, at: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
-    """Importances of concepts, and of their matches turned the same way, for all outputs in a row."""
     there = one.present.expand_as(one.importances)
     theirs = other.importances.gather(1, at.expand_as(one.importances)) * sign
-    return one.importances[there], theirs[there]
+    alike = pearson(one.importances[there][None], theirs[there][None])
+    return float(size[one.present].mean()), float(alike[0])
 
 
 _RESAMPLES = 1000
@@ -144,13 +154,15 @@ class Place:
     """SURF_MAE with its interval."""
     concepts: float
     """Vectors, or active atoms, that a reader is shown for an output."""
+    bare: int
+    """Outputs that have no concepts."""
     control_gaps: Mapping[str, Gap]
     """How much larger the error of each control is."""
     gap_to_best: Gap | None
     """How much larger its error is than that of the best one; None for the best."""
     stability: Stability | None
-    affordable: bool
-    """Whether it shows no more concepts than were asked for."""
+    set_apart: str | None
+    """Why it cannot be recommended at all: what it shows is too much, or everything."""
 
     @property
     def trusted(self) -> bool:
@@ -168,7 +180,7 @@ class ConceptVerdict:
     @property
     def best(self) -> str | None:
         """The most faithful method at the reader's cost, or None where none is better than the controls."""
-        kept = [p.method for p in self.places if p.affordable and p.trusted]
+        kept = [p.method for p in self.places if p.set_apart is None and p.trusted]
         return kept[0] if kept else None
 
     def __repr__(self) -> str:
@@ -178,13 +190,23 @@ class ConceptVerdict:
 def decide(
     errors: Mapping[str, Tensor],
     controls: Mapping[str, Tensor],
-    charged: Mapping[str, float],
+    judgements: Mapping[str, Judgement],
+    asked: Mapping[str, float],
     stable: Mapping[str, Stability | None],
-    requested: float,
     key: Key,
 ) -> ConceptVerdict | None:
-    """Order methods by SURF_MAE (seeds, N) at equal cost to a reader; None where there are none."""
-    order = sorted(errors, key=lambda name: (charged[name] > requested + 0.5, float(errors[name].mean())))
+    """Order methods by SURF_MAE (seeds, N), those that show too much last; None where there are none.
+
+    How many concepts a method may show is what it was asked for itself: no other entry changes that.
+    """
+    apart: dict[str, str | None] = {}
+    for name, found in judgements.items():
+        apart[name] = None
+        if found.concepts > asked[name] + 0.5:
+            apart[name] = f"{found.concepts:.0f} vectors where {asked[name]:.0f} concepts were asked for"
+        elif any(REBUILT in note and "all outputs" in note for note in found.notes):
+            apart[name] = f"its {found.concepts:.0f} concepts span all that is judged"
+    order = sorted(errors, key=lambda name: (apart[name] is not None, float(errors[name].mean())))
     if not order:
         return None
     first = errors[order[0]]
@@ -193,14 +215,15 @@ def decide(
         Place(
             name,
             gap(errors[name], nothing, key / name),
-            charged[name],
+            judgements[name].concepts,
+            len(judgements[name].flags),
             {
                 control: gap(theirs, errors[name], key / name / control)
                 for control, theirs in controls.items()
             },
             None if name == order[0] else gap(errors[name], first, key / name / "best"),
             stable.get(name),
-            charged[name] <= requested + 0.5,
+            apart[name],
         )
         for name in order
     )
@@ -208,7 +231,9 @@ def decide(
 
 
 def _sentences(places: tuple[Place, ...]) -> list[str]:
-    good = [p for p in places if p.affordable and p.trusted]
+    fair = [p for p in places if p.set_apart is None]
+    good = [p for p in fair if p.trusted]
+    flat = places[0].control_gaps.get("Constant")
     if good:
         best = good[0]
         weakest = min(best.control_gaps, key=lambda name: best.control_gaps[name].mean)
@@ -216,43 +241,42 @@ def _sentences(places: tuple[Place, ...]) -> list[str]:
             f"{best.method} is the most faithful of {len(places)} concept methods: SURF_MAE {best.error}, "
             f"{best.control_gaps[weakest]} below the nearest control ({weakest})."
         ]
-        rivals = [p for p in places if p.affordable and p is not best]
-        near = [p.method for p in rivals if p.gap_to_best is not None and not p.gap_to_best.sure]
+        near = [p.method for p in fair if p.gap_to_best is not None and not p.gap_to_best.sure]
         if near:
             sentences.append(f"It cannot be told apart from {', '.join(near)}.")
         if best.stability is not None and best.stability.concepts < _STABLE:
             sentences.append(
                 f"Its concepts change with the seed: their mean cosine is {best.stability.concepts:.2f}."
             )
+        poor = [p.method for p in places if not p.trusted]
+        if poor:
+            sentences.append(f"Not better than a control: {', '.join(poor)}.")
     elif not math.isfinite(places[0].error.low):
         sentences = [
             f"Fewer than {MIN_SAMPLES} samples say nothing for sure: no concept method is recommended."
         ]
-    elif (
-        "Constant" in places[0].control_gaps
-        and places[0].control_gaps["Constant"].mean + places[0].error.mean <= 1e-12
-    ):
+    elif flat is not None and flat.mean + places[0].error.mean <= 1e-12:
         sentences = ["The outputs do not vary over these samples: there is nothing for concepts to explain."]
     else:
         sentences = ["No concept method is surely better than the controls: none of them explains this head."]
-    poor = [p.method for p in places if not p.trusted and p not in good]
-    if good and poor:
-        sentences.append(f"Not better than a control: {', '.join(poor)}.")
-    expensive = [f"{p.method} ({p.concepts:.0f})" for p in places if not p.affordable]
-    if expensive:
-        sentences.append(
-            f"Set apart, since they show a reader more concepts than asked for: {', '.join(expensive)}."
-        )
+    bare = [f"{p.method} (of {p.bare})" for p in places if p.bare]
+    if bare:
+        sentences.append(f"Outputs without any concepts, whose surrogate is the bias: {', '.join(bare)}.")
+    apart = [f"{p.method} ({p.set_apart})" for p in places if p.set_apart is not None]
+    if apart:
+        sentences.append(f"Set apart: {'; '.join(apart)}.")
     return sentences
 
 
-COLUMNS = ("mae", "emd", "rmse", "top1", "rank", "attributes", "concepts")
+COLUMNS = ("mae", "emd", "rmse", "top1", "rank", "attributes", "concepts", "without_concepts")
 
 
 CONTROLS = ("Rand-Imp", "Full-Rand", "Constant")
 """What a method must beat: the head's directions with random importances, all random, and the mean output."""
 _DRAWS = 10
 """Draws of the random controls."""
+_FLAGS = 5
+"""Outputs without concepts that are listed for each method at most, with why."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -278,15 +302,13 @@ class Comparison:
         import pandas as pd
 
         rows = [
-            {
-                "method": name,
-                **found.summary,
-                "error_of_concepts": self.splits[name].concepts,
-                "error_of_importances": self.splits[name].importances,
-            }
-            for name, found in self.judgements.items()
+            {"method": name, **found.summary, **self._errors(name)} for name, found in self.judgements.items()
         ]
         return pd.DataFrame(rows)
+
+    def _errors(self, name: str) -> dict[str, float]:
+        found = self.splits[name]
+        return {"error_of_concepts": found.concepts, "error_of_importances": found.importances}
 
     def __repr__(self) -> str:
         columns = [c for c in COLUMNS if any(c in j.summary for j in self.judgements.values())]
@@ -295,12 +317,7 @@ class Comparison:
             return [name, *(shown(c, found.summary.get(c, float("nan"))) for c in columns), *rest]
 
         rows = [
-            row(
-                name,
-                found,
-                f"{self.splits[name].concepts:.4g}",
-                f"{self.splits[name].importances:.4g}",
-            )
+            row(name, found, *(f"{error:.4g}" for error in self._errors(name).values()))
             for name, found in self.judgements.items()
         ]
         rows += [row(name, found, "", "") for name, found in self.controls.items()]
@@ -308,11 +325,11 @@ class Comparison:
             rows.append(row(f"optimum of {self.optimum.concepts:.0f} shared", self.optimum, "", ""))
         head = ["Method", *(LABELS.get(c, c.capitalize()) for c in columns), "MAE: concepts", "importances"]
         notes = [f"{name}: {why}" for name, why in self.refused.items()]
+        notes += [f"{n}: {note}" for n, j in self.judgements.items() for note in j.notes if REBUILT in note]
         notes += [
-            f"{name}: {note}"
-            for name, j in self.judgements.items()
-            for note in j.notes
-            if "trivially" in note
+            f"{n}: output {output} has no concepts: {why}"
+            for n, j in self.judgements.items()
+            for output, why in list(j.flags.items())[:_FLAGS]
         ]
         words = [] if self.verdict is None else [*self.verdict.sentences, ""]
         return "\n".join([*words, text_table(head, rows), *notes])
@@ -374,6 +391,7 @@ def compare(
     refused: dict[str, str] = {}
     stable: dict[str, Stability | None] = {}
     errors: dict[str, Tensor] = {}
+    asked: dict[str, float] = {}
     for label, item in chosen.items():
         often = keys if isinstance(item, ConceptMethod) and item.stochastic else keys[:1]
         try:
@@ -387,13 +405,11 @@ def compare(
         splits[label] = error_split(fits[0], own, test, head)
         stable[label] = stability(fits)
         errors[label] = torch.stack([each.values["mae"] for each in found])
-    requested = max((i.n_concepts for i in chosen.values() if isinstance(i, ConceptMethod)), default=0)
-    requested = requested or max((round(c.charged) for c in concepts.values()), default=1)
+        asked[label] = item.n_concepts if isinstance(item, ConceptMethod) else found[0].concepts
     controls, drawn = _controls(own, test, head, key)
-    most = min(requested, *head.weight.shape)
+    most = min(round(max(asked.values(), default=1)), *head.weight.shape)
     optimum = judge(rank_optimum(test, head, most), test, head)
-    charged = {label: found.concepts for label, found in judgements.items()}
-    verdict = decide(errors, drawn, charged, stable, requested, key / "verdict")
+    verdict = decide(errors, drawn, judgements, asked, stable, key / "verdict")
     return Comparison(judgements, concepts, splits, refused, controls, optimum, stable, verdict)
 
 
@@ -418,3 +434,107 @@ def _controls(
         for name, found in drawn.items()
     }
     return shown_too, errors
+
+
+def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0.05) -> int | None:
+    """The fewest concepts whose error is within a share of the whole improvement of the best one.
+
+    `error(K) <= best + tolerance (first - best)`. A curve that never improves has its plateau at the start;
+    one that still falls at its end has none (None): more concepts would tell. Nor has a single point.
+
+    >>> plateau([1, 2, 4, 8], [10.0, 4.0, 1.2, 1.0])
+    4
+    """
+    if len(counts) != len(errors) or not counts:
+        raise InputError(f"one error per count is needed, got {len(errors)} for {len(counts)}")
+    if not all(math.isfinite(error) for error in errors):
+        raise InputError(f"errors of a curve are finite numbers, got {list(errors)}")
+    best = min(errors)
+    enough = best + tolerance * max(0.0, errors[0] - best)
+    found = next(k for k, error in zip(counts, errors, strict=True) if error <= enough + 1e-12)
+    return None if found == counts[-1] else found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Parsimony:
+    """One judgement per number of concepts."""
+
+    method: str
+    counts: tuple[int, ...]
+    judgements: tuple[Judgement, ...]
+
+    def errors(self, name: str = "mae") -> list[float]:
+        """The curve of one measure."""
+        return [float(getattr(judgement, name)) for judgement in self.judgements]
+
+    def suggested(self, name: str = "mae") -> int | None:
+        """The number of concepts at the plateau; None where the curve has none."""
+        return plateau(self.counts, self.errors(name))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per number of concepts."""
+        import pandas as pd
+
+        rows = [
+            {"method": self.method, "n_concepts": k, **judgement.summary}
+            for k, judgement in zip(self.counts, self.judgements, strict=True)
+        ]
+        return pd.DataFrame(rows)
+
+    def plot(self, name: str = "mae", ax: Axes | None = None, color: str | None = None) -> Axes:
+        """The curve, with the plateau marked."""
+        from veridical.concepts.plots import plot_parsimony
+
+        return plot_parsimony(self, name, ax, color)
+
+    def __repr__(self) -> str:
+        curve = ", ".join(f"{k}: {e:.4g}" for k, e in zip(self.counts, self.errors(), strict=True))
+        found = self.suggested()
+        end = "no plateau up to there" if found is None else f"plateau at {found}"
+        end = "one point, so no plateau" if len(self.counts) == 1 else end
+        return f"Parsimony of {self.method}, SURF_MAE by concepts: {curve}; {end}"
+
+
+def parsimony(
+    method: Entry | str,
+    train: Task | Split | Embeddings,
+    test: Embeddings | None = None,
+    head: Head | None = None,
+    counts: Sequence[int] = (1, 2, 3, 5, 8, 12),
+    seed: int | Key = 0,
+    materials: Mapping[Kind, Embeddings] | None = None,
+) -> Parsimony:
+    """Fit with each number of concepts and judge on the test embeddings.
+
+    Ready `Concepts` and loaded dictionaries are not fitted again: theirs is one point, at the number of
+    concepts they show.
+
+    Parameters
+    ----------
+    method
+        A concept method or its name.
+    train, test, head
+        Train embeddings, test embeddings and their head; or a task, or its `split`, in place of all three.
+    counts
+        Numbers of concepts, rising.
+    seed
+        Keys the draws of the method.
+    materials
+        Positions, crops or segments for methods that are fitted on those, by kind.
+
+    Returns
+    -------
+    Parsimony
+        A judgement per number; `suggested()` is where more concepts stop paying.
+    """
+    if not counts or list(counts) != sorted(set(counts)):
+        raise InputError(f"counts must rise, got {list(counts)}")
+    ((label, item),) = entries([method]).items()
+    rows, _, test, head = materials_of(train, test, head, materials)
+    if isinstance(item, ConceptMethod):
+        fits = [rows.concepts(replace(item, n_concepts=k), head, seed) for k in counts]
+    else:
+        fits = [rows.concepts(item, head, seed)]
+        counts = [round(fits[0].charged)]
+    found = [judge(concepts, test, head, companions=False) for concepts in fits]
+    return Parsimony(label, tuple(counts), tuple(found))

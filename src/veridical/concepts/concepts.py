@@ -80,8 +80,7 @@ class Concepts:
     `vectors` (G, K, D) has one dictionary per output (G = C) or one for all (G = 1); `importances` (C, K);
     `offset` (C,) joins the head's bias (what a centred method takes out of h); `centre` (G, D) is added to
     reconstructions. Outputs without concepts are named in `flags`, with why: their surrogate is the bias.
-    `charged` counts the concepts a reader is shown for each output, which for subspaces is the sum of
-    their dimensions.
+    `charged` counts the vectors that a reader is shown for an output: of subspaces all of their dimensions.
     """
 
     method: str
@@ -150,11 +149,12 @@ class Concepts:
 
     @property
     def charged(self) -> float:
-        """Concepts shown for an output, on average; of a sparse code only those that are active."""
+        """Concepts shown for an output that has any, on average; of a sparse code those that are active."""
         active = getattr(self.projection, "active", None)
         if active is not None:
             return float(active)
-        return float(self.present.sum(-1).double().mean())
+        shown = self.present.sum(-1)
+        return float(shown[shown > 0].double().mean())
 
     def project(self, h: Tensor) -> Tensor:
         """P(h; V): codes (N, G, K) of embeddings (N, D)."""

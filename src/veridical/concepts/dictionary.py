@@ -324,7 +324,7 @@ def load_saelens(folder: str | Path) -> Dictionary:
 
 
 def _fold_scales(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Take a fixed scale of the activations into the weights; what would change codes otherwise is refused."""
+    """Take a fixed scale of the activations into the weights; what changes codes otherwise is refused."""
     how = config.get("normalize_activations") or "none"
     how = "expected_average_only_in" if how is True else how  # as releases before 6 wrote it
     factor = config.get("norm_scaling_factor")

@@ -31,6 +31,7 @@ LABELS = {
     "emd": "SURF_EMD",
     "rmse": "RMSE",
     "attributes": "Attributes (%)",
+    "without_concepts": "Bare outputs",
     "normalised_accuracy": "C-SHAP acc",
     "parameters": "Params",
     "flops": "FLOPs",
@@ -138,6 +139,10 @@ _ELEMENTS = 2**20
 
 _ROUNDING = 1e-12
 """A difference below this share of a row's largest output is none."""
+
+_WHOLE = 1e-12
+"""An error of rebuilding below this share of the embeddings' squared length is none."""
+REBUILT = "rebuild every embedding judged: nothing is left out, and a small error shows nothing"
 
 Surrogate = Callable[[Tensor], Tensor]
 
@@ -285,46 +290,35 @@ def judge(
         Positions are asked for and there are none, or labels are no class numbers.
     """
     _check(concepts, embeddings, head, positions)
-    each = positions == "each"
+    each, linear = positions == "each", isinstance(concepts.projection, Linear)
+    direct, rebuilding = concepts.surrogate_of(head), Rebuilding(concepts, head)
+
+    def surrogate(h: Tensor) -> Tensor:
+        if not companions:
+            return direct(h)
+        pooled = h.mean(1) if h.dim() == 3 else h
+        codes = concepts.project(pooled)  # found once: they are most of the work
+        rebuilding.add(pooled, codes)
+        return direct(h) if linear or each else concepts.answers(codes, head)
+
     width = concepts.vectors.shape[0] * concepts.vectors.shape[1]
-    if each or not companions:
-        values = sample_errors(concepts.surrogate_of(head), embeddings, head, width, companions, each)
-        rebuilding: dict[str, float] = reconstruction(concepts, embeddings, head) if companions else {}
-    else:
-        values, rebuilding = _codes_once(concepts, embeddings, head, width)
+    values = sample_errors(surrogate, embeddings, head, width, companions, each)
+    found, notes = rebuilding.facts() if companions else ({}, ())
     # of a sparse code a reader is shown what is active, which only the data can tell
-    sparse = not isinstance(concepts.projection, Linear) and getattr(concepts.projection, "active", 0) is None
-    charged = rebuilding.get("active", concepts.charged) if sparse else concepts.charged
+    sparse = not linear and getattr(concepts.projection, "active", 0) is None
+    charged = found.get("active", concepts.charged) if sparse else concepts.charged
     facts: dict[str, float] = {
         "concepts": charged,
+        "without_concepts": len(concepts.flags),
         "parameters": 0,
         "flops": surf_flops(head.n_outputs, round(charged)),
     }
     if companions:
-        facts |= {"plausibility": plausibility(concepts, head), **rebuilding}
-    notes = (*concepts.notes, f"positions: {positions}")
+        facts |= {"plausibility": plausibility(concepts, head), **found}
+    notes = (*concepts.notes, *notes, f"positions: {positions}")
     return Judgement(
         concepts.method, "SURF", values, embeddings.ids, 1 / head.n_outputs, facts, concepts.flags, notes
     )
-
-
-def _codes_once(
-    concepts: Concepts, embeddings: Embeddings, head: Head, width: int
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """All measures and the reconstruction, with codes that are found once: they are most of the work."""
-    if isinstance(concepts.projection, Linear):
-        values = sample_errors(concepts.surrogate_of(head), embeddings, head, width)
-        return values, reconstruction(concepts, embeddings, head)
-    found: list[dict[str, Tensor]] = []
-    totals = concepts.vectors.new_zeros(3)
-    for piece in chunks(len(embeddings), max(head.dimension, head.n_outputs, width)):
-        part = embeddings.take(piece).as_pooled()
-        codes = concepts.project(part.values.double())
-        answers = concepts.answers(codes, head)
-        found.append(sample_errors(lambda _, y=answers: y, part, head, width))  # type: ignore[misc]
-        totals += _rebuilding(concepts, part, codes, head)
-    values = {name: torch.cat([each[name] for each in found]) for name in found[0]}
-    return values, _rebuilding_facts(totals, len(embeddings), head)
 
 
 def ice_eval(concepts: Concepts, embeddings: Embeddings, head: Head) -> Judgement:
@@ -366,43 +360,53 @@ def plausibility(concepts: Concepts, head: Head) -> float:
     return float(kept.mean()) if len(kept) else float("nan")
 
 
-def reconstruction(concepts: Concepts, embeddings: Embeddings, head: Head) -> dict[str, float]:
-    """How well embeddings are rebuilt: mean squared error, KL(p || p_rebuilt), concepts in use."""
-    totals = concepts.vectors.new_zeros(3)
-    groups, count, width = concepts.vectors.shape
-    for piece in chunks(len(embeddings), max(width, groups * count)):
-        part = embeddings.take(piece).as_pooled()
-        totals += _rebuilding(concepts, part, concepts.project(part.values.double()), head)
-    return _rebuilding_facts(totals, len(embeddings), head)
+class Rebuilding:
+    """How well embeddings are rebuilt from their concepts, gathered over pieces of them."""
 
+    def __init__(self, concepts: Concepts, head: Head) -> None:
+        self.concepts, self.head, self.rows = concepts, head, 0
+        self.own = _rebuilt(concepts, head)
+        zeros = concepts.vectors.new_zeros
+        self.error, self.size, self.kl, self.active = (
+            zeros(len(concepts.vectors)),
+            zeros(()),
+            zeros(()),
+            zeros(()),
+        )
 
-def _rebuilding_facts(totals: Tensor, count: int, head: Head) -> dict[str, float]:
-    mse, kl, active = (totals / count).tolist()
-    facts = {"reconstruction_mse": mse, "active": active}
-    return facts | {"reconstruction_kl": kl} if head.classifies else facts
+    def add(self, h: Tensor, codes: Tensor) -> None:
+        """Take in embeddings (N, D) with their codes (N, G, K)."""
+        concepts, head = self.concepts, self.head
+        groups, count, width = concepts.vectors.shape
+        centre = torch.zeros_like(concepts.vectors[:, 0]) if concepts.centre is None else concepts.centre
+        seen = (h @ concepts.vectors.reshape(-1, width).T).reshape(len(h), groups, count)
+        seen = seen - torch.einsum("gkd,gd->gk", concepts.vectors, centre)
+        size = h.square().sum(-1, keepdim=True)
+        away = size - 2 * h @ centre.T + centre.square().sum(-1)
+        if concepts.shared:  # one dictionary may be wide: no products of its atoms with each other
+            inner = (codes[:, 0] @ concepts.vectors[0]).square().sum(-1, keepdim=True)
+        else:
+            inner = torch.einsum("ngk,gkj,ngj->ng", codes, concepts.vectors @ concepts.vectors.mT, codes)
+        self.error += (away - 2 * (codes * seen).sum(-1) + inner).clamp(min=0).sum(0)
+        self.size += size.sum()
+        self.active += (codes != 0).double().sum(-1).mean(-1).sum()
+        self.rows += len(h)
+        if head.classifies:
+            scale = 0.5 if head.kind == "binary" else 1.0
+            log_p = torch.log_softmax(head.outputs(h) * scale, -1)
+            log_q = torch.log_softmax(self.own.answers(codes, head) * scale, -1)
+            self.kl += (log_p.exp() * (log_p - log_q)).sum()
 
-
-def _rebuilding(concepts: Concepts, part: Embeddings, codes: Tensor, head: Head) -> Tensor:
-    """Sums over the rows of a part (3,): squared error of the embedding, KL, codes that are not zero."""
-    h = part.values.double()
-    groups, count, width = concepts.vectors.shape
-    centre = torch.zeros_like(concepts.vectors[:, 0]) if concepts.centre is None else concepts.centre
-    seen = (h @ concepts.vectors.reshape(-1, width).T).reshape(len(h), groups, count)
-    seen = seen - torch.einsum("gkd,gd->gk", concepts.vectors, centre)
-    away = h.square().sum(-1, keepdim=True) - 2 * h @ centre.T + centre.square().sum(-1)
-    if concepts.shared:  # one dictionary may be wide: no products of its atoms with each other
-        inner = (codes[:, 0] @ concepts.vectors[0]).square().sum(-1, keepdim=True)
-    else:
-        inner = torch.einsum("ngk,gkj,ngj->ng", codes, concepts.vectors @ concepts.vectors.mT, codes)
-    error = (away - 2 * (codes * seen).sum(-1) + inner).clamp(min=0).mean(-1).sum() / width
-    active = (codes != 0).double().sum(-1).mean(-1).sum()
-    kl = torch.zeros_like(error)
-    if head.classifies:
-        scale = 0.5 if head.kind == "binary" else 1.0
-        log_p = torch.log_softmax(head.outputs(h) * scale, -1)
-        log_q = torch.log_softmax(_rebuilt(concepts, head).answers(codes, head) * scale, -1)
-        kl = (log_p.exp() * (log_p - log_q)).sum()
-    return torch.stack([error, kl, active])
+    def facts(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Mean squared error, KL(p || p_rebuilt), concepts in use; a note on outputs that lose nothing."""
+        mse = float(self.error.mean()) / self.rows / self.concepts.vectors.shape[-1]
+        facts = {"reconstruction_mse": mse, "active": float(self.active) / self.rows}
+        facts |= {"reconstruction_kl": float(self.kl) / self.rows} if self.head.classifies else {}
+        whole = (self.error <= _WHOLE * self.size).nonzero()[:, 0].tolist()
+        if not whole:
+            return facts, ()
+        which = "all outputs" if len(whole) == len(self.error) else f"outputs {whole}"
+        return facts, (f"the concepts of {which} {REBUILT}",)
 
 
 def _rebuilt(concepts: Concepts, head: Head) -> Concepts:
@@ -433,6 +437,63 @@ def least_squares_importances(concepts: Concepts, embeddings: Embeddings, head: 
             seen += torch.einsum("nc,nck->ck", wanted, codes)
     inverse = torch.linalg.pinv(gram, hermitian=True, rtol=1e-12)
     return torch.einsum("ckj,cj->ck", inverse.expand(head.n_outputs, -1, -1), seen)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ErrorSplit:
+    """An explanation as it is, and with the best importances its concepts allow.
+
+    What is left with those importances is the concepts' fault; what they gain is the importances'. All are
+    errors against the model's own outputs: where the head is expanded, `linearisation` is the part of them
+    that any linear explanation has.
+    """
+
+    own: Judgement
+    fitted: Judgement
+
+    @property
+    def concepts(self) -> float:
+        """The error (MAE) that no importances would remove."""
+        return self.fitted.mae
+
+    @property
+    def linearisation(self) -> float:
+        """The error (MAE) of the expanded head itself; 0 where the head is linear."""
+        return self.own.summary.get("linearisation", 0.0)
+
+    @property
+    def importances(self) -> float:
+        """The error (MAE) that better importances would remove; below 0 where the fit did not carry over."""
+        return self.own.mae - self.fitted.mae
+
+    def __repr__(self) -> str:
+        return (
+            f"SURF_MAE of {self.own.method} {self.own.mae:.4g} = concepts {self.concepts:.4g} + importances "
+            f"{self.importances:.4g}; RMSE {self.own.rmse:.4g}, fitted importances {self.fitted.rmse:.4g}"
+        )
+
+
+def error_split(concepts: Concepts, train: Embeddings, test: Embeddings, head: Head) -> ErrorSplit:
+    """Split SURF into what is the concepts' fault and what the importances'.
+
+    Parameters
+    ----------
+    concepts
+        The explanation.
+    train
+        Embeddings on which the best importances are fitted, by least squares.
+    test, head
+        What both are judged on.
+
+    Returns
+    -------
+    ErrorSplit
+        The explanation as it is, and with fitted importances.
+    """
+    best = concepts.with_importances(least_squares_importances(concepts, train, head))
+    return ErrorSplit(
+        judge(concepts, test, head, companions=False), judge(best, test, head, companions=False)
+    )
 
 
 def _check(concepts: Concepts, embeddings: Embeddings, head: Head, positions: str) -> None:

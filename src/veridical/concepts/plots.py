@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.concepts.comparison import Parsimony
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.measures import LABELS
-from veridical.concepts.upper_bound import Parsimony
 from veridical.errors import InputError, ShapeError
 from veridical.plots import COLOURS, as_image, axes, pyplot
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from veridical.concepts.concepts import Concepts
+from veridical.concepts.concepts import Concepts, Linear
 from veridical.concepts.embeddings import Embeddings, Head
-from veridical.concepts.measures import LABELS, Judgement, ice_eval, judge, shown, text_table
+from veridical.concepts.measures import LABELS, Judgement, chunks, ice_eval, judge, shown, text_table
 from veridical.concepts.splitting import Split, split
 from veridical.core.key import Key, as_key, normal, uniform
 from veridical.errors import InputError, NotApplicableError
@@ -63,6 +63,44 @@ def constant(embeddings: Embeddings, head: Head) -> Concepts:
 def _importances(head: Head, key: Key, draw: int) -> Tensor:
     ids = torch.arange(head.n_outputs, device=head.weight.device)
     return uniform(key / "importances", ids, draw, 1, torch.float64)
+
+
+def rank_optimum(embeddings: Embeddings, head: Head, n_concepts: int) -> Concepts:
+    """The K shared directions with the least RMSE that a linear surrogate can have on these embeddings.
+
+    With `mu = E[h]`, `S = Cov(h)` and `F S^(1/2) = U s W^T` the surrogate is
+    `U_K U_K^T F (h - mu) + F mu + b`, and its squared error `sum_{j > K} s_j^2 / C` (Eckart and Young): no
+    method of K shared directions, with an offset or without, does better on them. At K = rank(F) it is the
+    head itself.
+
+    Parameters
+    ----------
+    embeddings, head
+        What is to be rebuilt.
+    n_concepts
+        K, at most the smaller side of F.
+
+    Returns
+    -------
+    Concepts
+        The optimum as an explanation.
+    """
+    if not 1 <= n_concepts <= min(head.weight.shape):
+        raise InputError(f"n_concepts is between 1 and {min(head.weight.shape)} here, got {n_concepts}")
+    h = embeddings.pooled
+    centre = torch.stack([part.double().sum(0) for part in h.split(4096)]).sum(0) / len(h)
+    spread = head.weight.new_zeros(head.dimension, head.dimension)
+    for piece in chunks(len(h), head.dimension):
+        away = h[piece].double() - centre
+        spread += away.T @ away
+    # F S F^T has the left singular vectors of F S^(1/2): no root of S is needed
+    _, left = torch.linalg.eigh(head.weight @ spread @ head.weight.T / len(h))
+    left = left[:, -n_concepts:].flip(1)
+    rows = left.T @ head.weight
+    length = rows.norm(dim=-1).clamp(min=1e-300)
+    vectors = (rows / length[:, None])[None]
+    offset = head.weight @ centre
+    return Concepts("optimum", vectors, left * length, Linear(vectors, centre[None]), offset, centre[None])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

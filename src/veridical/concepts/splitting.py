@@ -537,9 +537,7 @@ def _reading(seen: Tensor, module: nn.Module, layer: str, read: Read | None) -> 
     return read, seen.dim() == 3 and not waves
 
 
-def _derivatives(
-    parts: Split, rows: Tensor, side: Side, mean: Tensor, where: Where
-) -> tuple[Tensor, Tensor]:
+def _derivatives(parts: Split, rows: Tensor, side: Side, mean: Tensor, where: Where) -> tuple[Tensor, Tensor]:
     """F (C, D) and the mean output that it is laid through, averaged over the rows and the points."""
     task = parts.task
     view = _Moved(task.predictor.model, parts.layer, parts.end)

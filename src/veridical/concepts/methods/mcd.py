@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -13,8 +13,6 @@ from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from veridical.concepts.concepts import Concepts
-from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.methods.base import ConceptMethod, ConceptVectors
 from veridical.concepts.methods.decompositions import kmeans, oriented
 from veridical.concepts.solvers import self_expression
@@ -104,19 +102,6 @@ class MCD(ConceptMethod):
             bases.append(oriented(basis, members))
             subspaces += [cluster] * len(basis)
         return ConceptVectors(torch.cat(bases), subspaces=torch.tensor(subspaces, dtype=torch.float64))
-
-    def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
-        """Find the subspaces of every output; notes where they span everything: SURF is then 0 trivially."""
-        found = super().fit(embeddings, head, seed)
-        # units that never fire leave directions that no embedding has, and that no basis needs
-        seen = int(torch.linalg.matrix_rank(embeddings.vectors.double(), rtol=1e-6))
-        ranks = torch.linalg.matrix_rank(found.vectors, rtol=1e-6)
-        full = (ranks >= seen).nonzero().reshape(-1).tolist()
-        if not full:
-            return found
-        which = "all outputs" if len(full) == len(ranks) else f"outputs {full}"
-        note = f"the bases of {which} span all {seen} dimensions of the embeddings: SURF is 0 there trivially"
-        return replace(found, notes=(*found.notes, note))
 
 
 @dataclass(frozen=True)
