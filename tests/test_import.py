@@ -74,9 +74,9 @@ def test_no_name_at_the_root_hides_a_package(name: str) -> None:
 
 def test_parts_of_packages_are_imported_by_path() -> None:
     code = """
-import veridical.metrics.base as mb, veridical.explainers.base as eb, veridical.auditing.api as aa
+import veridical.metrics.base as mb, veridical.explainers.base as eb, veridical.auditing.run as aa
 import veridical as vd
-assert mb is vd.metrics.base and eb is vd.explainers.base and aa is vd.auditing.api
+assert mb is vd.metrics.base and eb is vd.explainers.base and aa is vd.auditing.run
 assert vd.audit is aa.audit and callable(vd.check) and vd.tasks is vd.data.tasks
 print("fine")
 """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import veridical as vd
 from veridical.auditing.candidates import choose_explainers
-from veridical.auditing.description import enough_samples, where_agreement_falls
 from veridical.auditing.effort import (
     EFFORTS,
     ON_HEAVY,
@@ -20,7 +21,7 @@ from veridical.auditing.effort import (
     some_of,
 )
 from veridical.core.key import Key
-from veridical.gef import GEF, NoisePath
+from veridical.gef import GEF
 from veridical.metrics import registry
 from veridical.models import Context
 from veridical.qge import QGE
@@ -126,23 +127,13 @@ def test_heavy_models_get_a_lighter_plan_by_what_can_be_counted(task):
     assert effort_of(own, large) is own
 
 
-def test_the_noise_that_disrupts_is_read_off_the_path():
-    path = NoisePath(
-        (0.1,), 1.0, "", "isotonic", 0.5, searched=(0.2, 1.0), agreement=(0.9, 0.5), fitted=(0.9, 0.5)
-    )
-    assert where_agreement_falls(path, 0.7) == pytest.approx(0.6)
-    assert where_agreement_falls(path, 0.95) == pytest.approx(0.1)
-    assert where_agreement_falls(path, 0.4) is None
-
-
-def test_the_second_opinion_is_bounded_and_says_when_it_is_not_given(task):
-    two = vd.Task(nn.Linear(6, 2), torch.randn(24, 6, generator=torch.Generator().manual_seed(0)))
-    assert enough_samples(two) == 20
-    assert enough_samples(task) == 15
-    found = vd.audit(task, explainers=["saliency", "input_x_gradient"], effort="quick", concepts=())
-    said = [note for note in found.notes if "meta-evaluated" in note]
-    assert (found.reliability is None) == bool(said)
-    if found.reliability is not None:
-        asked = found.costs["meta-evaluation"]
-        elimination = found.costs["elimination"]
-        assert asked.forward + asked.backward < elimination.forward + elimination.backward
+def test_the_second_opinion_is_given_or_says_why_not(task):
+    effort = replace(EFFORTS["glance"], gef_draws=0, meta_samples=24)
+    found = [
+        vd.audit(task, explainers=METHODS[:count], effort=effort, concepts=(), progress=False)
+        for count in (1, 2)
+    ]
+    assert [one.reliability is None for one in found] == [True, False]
+    assert any("were not meta-evaluated here: it needs" in note for note in found[0].notes)
+    assert found[1].reliability.explainers == tuple(METHODS[:2])
+    assert found[1].verdict.metrics[0].reliability > 0

@@ -2,23 +2,24 @@
 
 from typing import TYPE_CHECKING
 
-from veridical.auditing.api import audit
-from veridical.auditing.effort import EFFORTS, Effort
 from veridical.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from veridical.auditing.check import Check, Checks
+    from veridical.auditing.effort import EFFORTS, Effort
     from veridical.auditing.evidence import Test
     from veridical.auditing.result import Audit
+    from veridical.auditing.run import audit
     from veridical.auditing.verdict import Field, MetricRole, Pair, Place, Verdict, decide
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "audit": "veridical.auditing.run",
         "Audit": "veridical.auditing.result",
-        "Check": "veridical.auditing.check",
-        "Checks": "veridical.auditing.check",
         "Test": "veridical.auditing.evidence",
+        **dict.fromkeys(("Effort", "EFFORTS"), "veridical.auditing.effort"),
+        **dict.fromkeys(("Check", "Checks"), "veridical.auditing.check"),
         **dict.fromkeys(
             ("Field", "MetricRole", "Pair", "Place", "Verdict", "decide"), "veridical.auditing.verdict"
         ),

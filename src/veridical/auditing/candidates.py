@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from veridical.explainers import Explainer, as_explainer
 from veridical.explainers import registry as explainer_registry
 from veridical.fidelity import FFid, Finetuned, RFid, RobustnessTable, finetune, robustness_table
 from veridical.fidelity.finetuning import why_no_finetuning
-from veridical.fidelity.removal import Sign
 from veridical.fidelity.robustness import ORIGINAL, TUNED
 from veridical.gef.iso_gef import MIN_DRAWS, IsoSigma
 from veridical.metrics import AnyMetric, Metric
@@ -75,9 +74,7 @@ def choose_explainers(
     skipped: dict[str, str] = {}
     rivals = labelled(CONTROLS if controls is None else controls, as_explainer)
     if controls is None:
-        rivals = {
-            name: control for name, control in rivals.items() if control.inapplicable_reason(task) is None
-        }
+        rivals = {name: rival for name, rival in rivals.items() if rival.inapplicable_reason(task) is None}
     if given is not None:
         named = labelled(given, as_explainer)
         for explainer in (*named.values(), *rivals.values()):
@@ -136,8 +133,7 @@ class MetricPanel:
     removal: Mapping[str, Metric]
     randomisation: Mapping[str, Metric]
     truth: Mapping[str, Metric]
-    describing: Mapping[str, tuple[str, AnyMetric]]
-    """With the category each belongs to."""
+    describing: Mapping[str, AnyMetric]
     refused: Mapping[str, str]
     """Why others do not apply here."""
 
@@ -156,49 +152,43 @@ def choose_metrics(
 ) -> MetricPanel:
     """The metrics that apply here, and why others do not; `given` ones are those of removal."""
     make = metric_registry.make
-    describing: dict[str, tuple[str, AnyMetric]] = {}
-    if given is None:
-        removal = _removal(task, effort, finetuned)
-        randomisation = _removal(task, effort, None)  # no copy has a fine-tuned model
-    else:
-        named = labelled(given, as_metric)
-        for metric in named.values():
-            metric.check(task)
-        removal = randomisation = {
-            label: metric for label, metric in named.items() if isinstance(metric, Metric)
-        }
-        if not removal:
-            raise InputError(
-                "none of these metrics scores finished maps, and the criterion 'removal' needs one that "
-                "does; add 'rfid_plus', 'qge:pixel_flipping' or another of vd.list_metrics()"
-            )
-        describing |= {
-            label: (metric.category, metric) for label, metric in named.items() if label not in removal
-        }
+    named = {} if given is None else labelled(given, as_metric)
+    for metric in named.values():
+        metric.check(task)
+    removal = {label: metric for label, metric in named.items() if isinstance(metric, Metric)}
+    if given is not None and not removal:
+        raise InputError(
+            "none of these metrics scores finished maps, and the criterion 'removal' needs one that does; "
+            "add 'rfid_plus', 'qge:pixel_flipping' or another of vd.list_metrics()"
+        )
     truth: dict[str, AnyMetric] = {}
+    describing = {label: metric for label, metric in named.items() if label not in removal}
     if task.masks is not None:
-        describing["pointing_game"] = ("localisation", make("pointing_game"))
-        if "truth" in criteria:
-            truth["relevance_rank_accuracy"] = make("relevance_rank_accuracy")
-        else:
-            describing["relevance_rank_accuracy"] = ("localisation", make("relevance_rank_accuracy"))
+        describing["pointing_game"] = make("pointing_game")
+        marked = truth if "truth" in criteria else describing
+        marked["relevance_rank_accuracy"] = make("relevance_rank_accuracy")
     if effort.gef_draws >= MIN_DRAWS:  # with fewer draws there is nothing to correlate
-        describing["gef_iso"] = ("GEF", IsoSigma(draws=effort.gef_draws))
+        describing["gef_iso"] = IsoSigma(draws=effort.gef_draws)
     describing |= {
-        "avg_sensitivity": ("robustness", make("avg_sensitivity", draws=effort.noise_draws)),
-        "efficient_mprt": ("randomisation", make("efficient_mprt")),
-        "sparseness": ("complexity", make("sparseness")),
-        "complexity": ("complexity", make("complexity")),
+        "avg_sensitivity": make("avg_sensitivity", draws=effort.noise_draws),
+        "efficient_mprt": make("efficient_mprt"),
+        "sparseness": make("sparseness"),
+        "complexity": make("complexity"),
     }
     refused: dict[str, str] = {}
 
-    def applying(metrics: Mapping[str, Any], of: Callable[[Any], AnyMetric] = lambda held: held) -> Any:
-        reasons = {label: of(held).inapplicable_reason(task) for label, held in metrics.items()}
+    def applying(metrics: Mapping[str, Any]) -> dict[str, Any]:
+        reasons = {label: metric.inapplicable_reason(task) for label, metric in metrics.items()}
         refused.update({label: why for label, why in reasons.items() if why is not None})
-        return {label: held for label, held in metrics.items() if reasons[label] is None}
+        return {label: metric for label, metric in metrics.items() if reasons[label] is None}
 
-    kinds = applying(describing, lambda held: held[1])
-    return MetricPanel(applying(removal), applying(randomisation), applying(truth), kinds, refused)
+    return MetricPanel(
+        applying(removal or _removal(task, effort, finetuned)),
+        applying(removal or _removal(task, effort, None)),  # no copy has a fine-tuned model
+        applying(truth),
+        applying(describing),
+        refused,
+    )
 
 
 def _removal(task: Task, effort: Effort, finetuned: Finetuned | None) -> dict[str, AnyMetric]:
@@ -209,22 +199,15 @@ def _removal(task: Task, effort: Effort, finetuned: Finetuned | None) -> dict[st
         "variant": "probability",
         "reference": "prediction",
     }
-    steps = min(effort.flip_steps, task.space.n_features)
-    metrics: dict[str, AnyMetric] = {}
-    signs: tuple[Sign, ...] = ("plus", "minus")
-    for sign in signs:
-        if finetuned is None:
-            metrics[f"rfid_{sign}"] = RFid(sign=sign, **settings)
-        else:
-            metrics[f"ffid_{sign}"] = FFid(
-                sign=sign,
-                finetuned=finetuned,
-                beta=finetuned.beta,
-                **settings,
-            )
+    if finetuned is not None:
+        settings |= {"finetuned": finetuned, "beta": finetuned.beta}
     make = metric_registry.make
-    return metrics | {
-        "qge:pixel_flipping": QGE(make("pixel_flipping", steps=steps)),
+    name, kind = ("rfid", RFid) if finetuned is None else ("ffid", FFid)
+    flipping = make("pixel_flipping", steps=min(effort.flip_steps, task.space.n_features))
+    return {
+        f"{name}_plus": kind(sign="plus", **settings),
+        f"{name}_minus": kind(sign="minus", **settings),
+        "qge:pixel_flipping": QGE(flipping),
         "qge:faithfulness_correlation": QGE(make("faithfulness_correlation", runs=effort.subset_runs)),
     }
 
@@ -277,12 +260,7 @@ def _why_the_original(task: Task, train: Any, checks: Checks, effort: Effort) ->
     if task.head in ("regression", "generation"):
         return f"a {task.head} has no right class"
     if not checks.masking_hurts:
-        masked = any(check.name == "masking" for check in checks.checks)
-        return (
-            "masks hardly disturb it"
-            if masked
-            else "there is one feature, and none is left when it is masked"
-        )
+        return "masks hardly disturb it"
     reason = why_no_finetuning(task, train)
     if reason is not None:
         return f"it cannot be fine-tuned: {reason}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from torch import Tensor
 
@@ -57,8 +57,6 @@ class Effort:
     """Shares of the features whose values are permuted to see which metrics notice."""
     meta_samples: Index
     """Samples on which metrics are meta-evaluated; none at 0."""
-    meta_explainers: Count
-    """Explainers on which metrics are meta-evaluated, the cheapest first."""
     meta_draws: Count
     """Perturbations per test and iteration of the meta-evaluation."""
     meta_iterations: Count
@@ -79,113 +77,48 @@ class Effort:
                 raise InputError(f"Effort: {name} is empty; give at least one share")
 
 
-COARSE = (0.1, 0.5, 0.9)
-SIZES = (0.1, 0.3, 0.5, 0.7, 0.9)
+COARSE, SIZES = (0.1, 0.5, 0.9), (0.1, 0.3, 0.5, 0.7, 0.9)
 FINE = tuple(percent / 100 for percent in range(5, 100, 5))
 ALL = 10**12
-GLANCE = Effort(
-    name="glance",
-    samples=24,
-    budget=20_000_000,
-    gef_rows=32,
-    variants=False,
-    gef_draws=5,
-    search_draws=4,
-    layer_steps=1,
-    removal_draws=4,
-    removal_sizes=COARSE,
-    flip_steps=8,
-    subset_runs=24,
-    noise_draws=2,
-    damage=(0.5, 1.0),
-    meta_samples=0,
-    meta_explainers=2,
-    meta_draws=1,
-    meta_iterations=1,
-    standing_samples=0,
-    standing_draws=0,
-    training_rows=0,
-    training_epochs=0,
-)
-QUICK = replace(
-    GLANCE,
-    name="quick",
-    samples=64,
-    budget=100_000_000,
-    search_draws=8,
-    removal_draws=10,
-    removal_sizes=SIZES,
-    flip_steps=16,
-    subset_runs=50,
-    noise_draws=5,
-    damage=(0.2, 0.6, 1.0),
-    meta_samples=32,
-    meta_explainers=3,
-    standing_samples=4,
-    standing_draws=200,
-    training_rows=2000,
-    training_epochs=10,
-)
-STANDARD = replace(
-    QUICK,
-    name="standard",
-    samples=200,
-    budget=500_000_000,
-    gef_draws=10,
-    search_draws=20,
-    layer_steps=4,
-    removal_draws=20,
-    flip_steps=24,
-    subset_runs=100,
-    noise_draws=10,
-    damage=(0.2, 0.4, 0.6, 0.8, 1.0),
-    meta_samples=100,
-    meta_draws=2,
-    meta_iterations=2,
-    standing_samples=8,
-    standing_draws=1000,
-    training_rows=10_000,
-    training_epochs=30,
-)
-THOROUGH = replace(
-    STANDARD,
-    name="thorough",
-    samples=1000,
-    budget=ALL,
-    variants=True,
-    gef_draws=20,
-    layer_steps=10,
-    removal_draws=50,
-    removal_sizes=FINE,
-    flip_steps=50,
-    meta_samples=1000,
-    meta_explainers=6,
-    meta_draws=5,
-    meta_iterations=3,
-    standing_samples=16,
-    training_rows=ALL,
-)
-EFFORTS: Mapping[str, Effort] = {e.name: e for e in (GLANCE, QUICK, STANDARD, THOROUGH)}
+_NAMES: tuple[EffortName, ...] = get_args(EffortName)
+_LEVELS: Mapping[str, tuple[Any, Any, Any, Any]] = {
+    "samples": (24, 64, 200, 1000),
+    "budget": (20_000_000, 100_000_000, 500_000_000, ALL),
+    "variants": (False, False, False, True),
+    "gef_draws": (5, 5, 10, 20),
+    "gef_rows": (32, 32, 32, 32),
+    "search_draws": (4, 8, 20, 20),
+    "layer_steps": (1, 1, 4, 10),
+    "removal_draws": (4, 10, 20, 50),
+    "removal_sizes": (COARSE, SIZES, SIZES, FINE),
+    "flip_steps": (8, 16, 24, 50),
+    "subset_runs": (24, 50, 100, 100),
+    "noise_draws": (2, 5, 10, 10),
+    "damage": ((0.5, 1.0), (0.2, 0.6, 1.0), (0.2, 0.4, 0.6, 0.8, 1.0), (0.2, 0.4, 0.6, 0.8, 1.0)),
+    "meta_samples": (0, 0, 100, 1000),
+    "meta_draws": (1, 1, 2, 5),
+    "meta_iterations": (1, 1, 2, 3),
+    "standing_samples": (0, 4, 8, 16),
+    "standing_draws": (0, 200, 1000, 1000),
+    "training_rows": (0, 2000, 10_000, ALL),
+    "training_epochs": (0, 10, 30, 30),
+}
+"""Each setting at glance, quick, standard and thorough."""
+EFFORTS: Mapping[str, Effort] = {
+    name: Effort(name=name, **{setting: levels[i] for setting, levels in _LEVELS.items()})
+    for i, name in enumerate(_NAMES)
+}
+_LIGHT = replace(EFFORTS["glance"], removal_draws=3, search_draws=2, gef_draws=0)
 ON_HEAVY: Mapping[str, Effort] = {
-    "glance": replace(GLANCE, budget=60_000, removal_draws=3, search_draws=2, gef_draws=0),
-    "quick": replace(
-        GLANCE, name="quick", samples=64, budget=120_000, removal_draws=3, search_draws=2, gef_draws=0
-    ),
+    "glance": replace(_LIGHT, budget=60_000),
+    "quick": replace(_LIGHT, name="quick", samples=64, budget=120_000),
     "standard": replace(
-        STANDARD,
-        samples=64,
+        EFFORTS["quick"],
+        name="standard",
         budget=500_000,
-        gef_draws=5,
-        search_draws=8,
-        layer_steps=1,
-        removal_draws=10,
-        flip_steps=16,
-        subset_runs=50,
-        noise_draws=5,
-        damage=(0.2, 0.6, 1.0),
-        meta_samples=0,
-        standing_samples=4,
         standing_draws=100,
+        training_rows=10_000,
+        training_epochs=30,
     ),
 }
 """What an effort is instead where the model is heavy, so that its name still tells how long one waits."""

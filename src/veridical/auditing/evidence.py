@@ -13,7 +13,7 @@ from torch import Tensor
 
 from veridical.functional import holm
 from veridical.functional.responses import grid_step
-from veridical.functional.selection import best_probability, leading_group, mean_units
+from veridical.functional.selection import leading_group
 from veridical.functional.significance import betting_p, win_units
 from veridical.meta.admissible import tolerance
 from veridical.values.task import Task
@@ -136,8 +136,6 @@ def shown_to_lose(won: Tensor, level: float) -> bool:
 
 ALPHA = 0.05
 """The chance that an audit trusts any method that does not deserve it."""
-NO_BUDGET = "the budget ended before the model randomisation test"
-"""Why a method that passes all else may not be trusted."""
 MIN_SAMPLES = 24
 """Samples below which there is no verdict: a good method would not be found."""
 STAGES = (MIN_SAMPLES, 64, 200, 1000)
@@ -250,14 +248,8 @@ def largest_p(tests: Sequence[Test]) -> float:
 
 def corrected(p: Mapping[str, float]) -> dict[str, float]:
     """Holm's correction over every method that started."""
-    if not p:
-        return {}
-    adjusted = holm(torch.tensor(list(p.values()), dtype=torch.float64)).tolist()
-    return dict(zip(p, adjusted, strict=True))
-
-
-SURE_FROM = 64
-"""Samples from which on a probability of being best is calibrated, and shown."""
+    adjusted = holm(torch.tensor(list(p.values()), dtype=torch.float64))
+    return dict(zip(p, adjusted.tolist(), strict=True))
 
 
 def pairwise(rules: Rules, entries: Sequence[Entry]) -> Tensor:
@@ -275,24 +267,11 @@ def leading(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[str,
     return tuple(entries[i].label for i in kept)
 
 
-class Groups(NamedTuple):
-    """Methods that cannot be told apart, the leading ones first, and how likely each group holds the best."""
-
-    groups: tuple[tuple[str, ...], ...]
-    probability: tuple[float, ...]
-    """Nothing where it would not be calibrated, or where there is one group."""
-
-
-def groups_of(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> Groups:
-    """The leading group, then the leading one of the others, and so on."""
+def groups_of(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[tuple[str, ...], ...]:
+    """The leading group, then the leading one of the others, and so on: methods that cannot be told apart."""
     left, found = list(entries), []
     while left:
         group = leading(rules, left, seed)
         found.append(group)
         left = [entry for entry in left if entry.label not in group]
-    if len(found) < 2 or min(entry.removal.samples for entry in entries) < SURE_FROM:
-        return Groups(tuple(found), ())
-    places = {entry.label: i for i, entry in enumerate(entries)}
-    own = mean_units(pairwise(rules, entries))
-    chance = best_probability(own, [[places[label] for label in group] for group in found], seed=seed)
-    return Groups(tuple(found), tuple(chance.tolist()))
+    return tuple(found)

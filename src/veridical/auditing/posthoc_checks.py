@@ -41,10 +41,6 @@ MIN_AGREEMENT = 0.95
 """The agreement below which maps of the two differ."""
 YARDSTICKS = ("gradient", "occlusion")
 """Maps that tell whether the model itself treats samples alike: a linear model has one gradient."""
-NOT_ASKED = (
-    "the budget ended before it was asked whether its maps are of this sample and hold for nearly the same "
-    "weights"
-)
 
 
 @dataclass(frozen=True)
@@ -156,33 +152,16 @@ def reason(found: PosthocChecks, rightly: bool) -> str:
 
 
 def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
-    """Ask those that pass every test, and let those go that cannot be trusted any more."""
+    """Check those that pass every test, and let those go that cannot be trusted any more."""
     rows, others = same_target(elimination.first_stage)
     for candidate in elimination.candidates.values():
         made = candidate.done[0].explanation
         if made is not None:
             candidate.posthoc = replace(candidate.posthoc, alike=class_likeness(made, rows, others))
-    passing = []
-    for label in elimination.passing(elimination.tests(rules)):
-        candidate = elimination.candidates[label]
-        if candidate.dropped:
-            continue
-        cost = elimination.cost("posthoc", elimination.steps[0][1], [candidate])
-        if candidate.same_target:
-            passing.append(candidate)
-        elif elimination.fits(cost):
-            elimination.used += cost
-            passing.append(candidate)
-        else:
-            candidate.posthoc = replace(candidate.posthoc, refused=NOT_ASKED)
-    _compare_perturbed_copy(elimination, passing)
+    passing = elimination.passing(elimination.tests(rules))
+    _compare_perturbed_copy(elimination, [candidate for candidate in passing if not candidate.same_target])
     for stage in range(len(elimination.stages)):
-        _compare_same_target(
-            elimination,
-            [r for r in passing if len(r.same_target) == stage < len(r.done) and _open(r)],
-            stage,
-            rules,
-        )
+        _compare_same_target(elimination, [r for r in passing if _open(r, stage)], stage, rules)
     for candidate in passing:
         made = candidate.done[0].explanation
         assert made is not None
@@ -198,61 +177,45 @@ def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
 
 
 def _compare_perturbed_copy(elimination: Elimination, candidates: list[Candidate]) -> None:
-    """Maps of a few samples for nearly the same model, once; who gives others there is asked more."""
-    fresh = [candidate for candidate in candidates if not candidate.same_target]
-    module = perturbed_copy_of(elimination.task, elimination.jobs.seed) if fresh else None
+    """Compare maps of a few samples with those for nearly the same model, once; of all where they differ."""
+    module = perturbed_copy_of(elimination.task, elimination.jobs.seed) if candidates else None
     if module is None:
         return
-    whole, few = elimination.first_stage, elimination.first_stage[:COPY_SAMPLES]
+    whole = elimination.first_stage
     perturbed_copy = whole.with_module(module).changed(alone=True)
-    if not nearly_the_same(few, perturbed_copy[:COPY_SAMPLES]):
+    few = perturbed_copy[:COPY_SAMPLES]
+    if not nearly_the_same(whole[:COPY_SAMPLES], few):
         return
-    for candidate, r in zip(
-        fresh,
-        _agreement(elimination, fresh, perturbed_copy[:COPY_SAMPLES], few, "perturbed_copy"),
-        strict=True,
-    ):
-        if r >= MIN_AGREEMENT:
-            candidate.posthoc = replace(candidate.posthoc, perturbed_copy=r)
-            continue
-        # what it draws may depend on the samples it is asked together: on all that were scored, once more
-        (r,) = _agreement(
-            elimination, [candidate], perturbed_copy, whole, "weight-perturbed copy, all samples"
-        )
-        (again,) = _agreement(elimination, [candidate], whole.changed(alone=True), whole, "once more")
-        elimination.used += 2 * len(whole) * candidate.rows
+    for candidate in candidates:
+        r = _agreement(elimination, candidate, few, "perturbed copy")
+        again = math.nan
+        if r < MIN_AGREEMENT:
+            # what it draws may depend on the samples it is given together: on all that were scored, once more
+            r = _agreement(elimination, candidate, perturbed_copy, "perturbed copy, all samples")
+            again = _agreement(elimination, candidate, whole.changed(alone=True), "once more")
         candidate.posthoc = replace(candidate.posthoc, perturbed_copy=r, again=again)
 
 
-def _agreement(
-    elimination: Elimination, candidates: list[Candidate], other: Task, few: Task, place: str
-) -> list[float]:
+def _agreement(elimination: Elimination, candidate: Candidate, other: Task, place: str) -> float:
     """The median agreement of its maps with those of another task; 0 with a map that is not there."""
-    done = elimination.jobs.do(
-        [Job(r.label, r.explainer, {}, other, other, place) for r in candidates], place
-    )
-    found = []
-    for candidate, one in zip(candidates, done, strict=True):
-        own = candidate.done[0].explanation
-        assert own is not None  # who passes every test has maps
-        values, valid = own.values[: len(few)], own.take(slice(0, len(few))).valid
-        theirs = torch.full_like(values, torch.nan) if one.explanation is None else one.explanation.values
-        each = agreement(values, theirs.to(values), valid)
-        there = values.isfinite().all(-1)  # where it has no map of the model either, nothing can be compared
-        found.append(float(each[there].nan_to_num(0.0).median()))
-    return found
+    job = Job(candidate.label, candidate.explainer, {}, other, other, place)
+    made, own = elimination.jobs.do([job], place)[0].explanation, candidate.done[0].explanation
+    assert own is not None  # who passes every test has maps
+    own = own.take(slice(0, len(other)))
+    theirs = torch.full_like(own.values, torch.nan) if made is None else made.values.to(own.values)
+    there = own.values.isfinite().all(-1)  # without a map of the model either nothing can be compared
+    return float(agreement(own.values, theirs, own.valid)[there].nan_to_num(0.0).median())
 
 
-def _open(candidate: Candidate) -> bool:
-    return candidate.done[len(candidate.same_target)].explanation is not None and _test(candidate).p > ALPHA
+def _open(candidate: Candidate, stage: int) -> bool:
+    """Whether a stage is the next one to be tested, and may decide something."""
+    next_one = len(candidate.same_target) == stage < len(candidate.done)
+    return next_one and candidate.done[stage].explanation is not None and _test(candidate).p > ALPHA
 
 
 def _test(candidate: Candidate) -> Test:
-    return Test.of(
-        "sample",
-        ANOTHER_SAMPLE,
-        torch.cat(candidate.same_target) if candidate.same_target else torch.empty(0),
-    )
+    won = torch.cat(candidate.same_target) if candidate.same_target else torch.empty(0)
+    return Test.of("sample", ANOTHER_SAMPLE, won)
 
 
 def _compare_same_target(
@@ -265,27 +228,24 @@ def _compare_same_target(
         for candidate in candidates:
             candidate.same_target.append(torch.empty(0, dtype=torch.float64))
         return
-    scored_on, explained = batch[rows], batch[others]
     place = f"other samples of the class, {start} to {stop}"
     metrics = {label: elimination.panel.removal[label] for label in elimination.admissible_labels}
-    made = [r.done[stage].explanation for r in candidates]
+    made = [candidate.done[stage].explanation for candidate in candidates]
+    scored_on, explained = batch[rows], batch[others]
     jobs = [
         Job(r.label, r.explainer, metrics, explained, scored_on, place, made=exchanged(own, rows, others))
         for r, own in zip(candidates, made, strict=True)
         if own is not None
     ]
-    done = elimination.jobs.do(jobs, place)
-    elimination.used += elimination.cost("posthoc", stop - start, candidates) if stage else 0.0
-    for candidate, one in zip(candidates, done, strict=True):
-        theirs = sample_scores([one], [len(rows)], elimination.panel.removal).tied_where_missing()
-        own = sample_scores(
-            candidate.done[stage : stage + 1], [stop - start], elimination.panel.removal
-        ).take(rows.cpu())
+    for candidate, one in zip(candidates, elimination.jobs.do(jobs, place), strict=True):
+        labels = elimination.panel.removal
+        theirs = sample_scores([one], [len(rows)], labels).tied_where_missing()
+        own = sample_scores([candidate.done[stage]], [stop - start], labels).take(rows.cpu())
         candidate.same_target.append(rules.removal_units(own, [theirs]))
 
 
 def _rightly(elimination: Elimination, made: Explanation) -> bool:
-    """Whether the model itself treats the samples of a class alike, in the way that these maps say."""
+    """Whether the model itself treats the samples of a class alike, in the way that these maps do."""
     task = elimination.first_stage
     rows, others = same_target(task)
     for name in YARDSTICKS:

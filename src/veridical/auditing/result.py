@@ -166,7 +166,6 @@ class Audit:
                 "absent_lines": dict(verdict.absent),
                 "ranking": [{**asdict(p), "trusted": p.trusted, "status": p.status} for p in verdict.places],
                 "groups": [list(group) for group in verdict.groups],
-                "group_probability": list(verdict.group_probability),
                 "pairs": [asdict(pair) for pair in verdict.pairs],
                 "beside": [asdict(test) for test in self.beside],
                 "metrics": [{**asdict(role), "admissible": role.admissible} for role in verdict.metrics],

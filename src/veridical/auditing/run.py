@@ -1,4 +1,4 @@
-"""The stages of an audit, one after the other, each with its seconds and its rows."""
+"""The audit of a model's explanations: its stages, one after the other, each with its seconds and rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -24,7 +24,7 @@ from veridical.auditing.description import (
     reliability_of,
     standings_of,
 )
-from veridical.auditing.effort import Effort, in_drawn_order
+from veridical.auditing.effort import Effort, effort_of, in_drawn_order
 from veridical.auditing.elimination import (
     STOP_AFTER,
     Candidate,
@@ -39,35 +39,111 @@ from veridical.auditing.model_randomisation import given_models, other_models
 from veridical.auditing.posthoc_checks import run_posthoc_checks
 from veridical.auditing.result import Audit
 from veridical.auditing.sentences import sentences
-from veridical.auditing.verdict import Field, decide, metric_roles, plant
-from veridical.errors import InputError
+from veridical.auditing.verdict import Field, decide, metric_roles
+from veridical.concepts.materials import entries
+from veridical.core.allowed import MANY, Within
+from veridical.core.settings import checked
+from veridical.errors import InputError, VeridicalError
 from veridical.gef.perturbation_log import incomplete
-from veridical.meta.admissible import PlantedDamage
+from veridical.meta.admissible import PlantedDamage, planted_damage
 from veridical.models.cost import Cost
 from veridical.values.task import Task
 
 
-def run(
-    whole: Task,
-    train: Any,
-    explainers: Sequence[Any] | Mapping[str, Any] | None,
-    plan: Effort,
-    seed: int,
-    concepts: Mapping[str, Any] | None,
-    progress: bool | None,
+@checked
+def audit(
+    task: Task,
+    train: Any = None,
+    explainers: Sequence[Any] | Mapping[str, Any] | None = None,
+    effort: str | Effort = "quick",
+    seed: int = 0,
     *,
-    metrics: Any = None,
-    controls: Any = None,
+    metrics: Sequence[Any] | Mapping[str, Any] | None = None,
+    controls: Sequence[Any] | Mapping[str, Any] | None = None,
     criteria: Sequence[str] | None = None,
     others: Sequence[Any] | None = None,
-    keep_to_budget: bool = True,
-    folder: Path | None = None,
+    budget: Annotated[int, Within(1, 10**15)] | None = None,
+    concepts: Any = None,
+    samples: Annotated[int, Within(2, MANY)] | None = None,
+    folder: str | Path | None = None,
     executor: Executor | None = None,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
 ) -> Audit:
-    """All stages of an audit on the samples that its effort affords; `audit` says what they are."""
+    """Audit the explanations of a model: which explainer to use, which not to trust, and how sure that is.
+
+    Every applicable explainer, and controls that know nothing of the model, are compared on ever more
+    samples. A method is trusted if it beats every control when features are removed (`metrics`), if its maps
+    fit this model and not a copy with other weights (the model randomisation test), and, where object masks
+    tell what matters, if it finds that (truth). GEF, robustness, MPRT and complexity describe.
+
+    Parameters
+    ----------
+    task : Task
+        The model and the samples whose explanations are compared; at least two.
+    train : array, optional
+        Rows, or rows with labels, on which F-Fidelity may fine-tune where masks disturb the model; those of
+        the task by default.
+    explainers : sequence or mapping, optional
+        Names or objects; one of every family that applies by default. Named ones run whatever they cost,
+        unless `budget` is given, too.
+    effort : str or Effort
+        "glance", "quick", "standard" or "thorough": samples, draws and budget.
+    seed : int
+        Seed of all draws.
+    metrics, controls : sequence or mapping, optional
+        What decides under removal, and what has to be beaten, in the place of ours.
+    criteria : sequence of str, optional
+        Which of "removal", "randomisation" and "truth" must hold; all that the task offers by default.
+    others : sequence of models, optional
+        Models of the same kind, trained on shuffled labels, say, in the place of copies with other weights: a
+        black box cannot be copied, and without `others` trust in its explanations stays provisional.
+    budget, samples : int, optional
+        Rows that may be asked of the model, and samples that are explained; override the effort's.
+    concepts : optional
+        Concept methods to compare by SURF. By default a few where the head is linear and the task has train
+        rows; `()` compares none.
+    folder : path, optional
+        What is finished is kept here: after Ctrl-C the same call goes on.
+    executor : concurrent.futures.Executor, optional
+        Spreads the work, and gives the same bits; also `veridical.jobs.RayPool`.
+    device : str or torch.device, optional
+        Where to compute; where the task is by default.
+    progress : bool, optional
+        Whether to show a bar; in a terminal by default.
+
+    Returns
+    -------
+    Audit
+        The verdict with its evidence; prints it, and `report` writes it.
+
+    Raises
+    ------
+    InputError
+        Where there is nothing to compare, a name is unknown or no explainer fits the budget.
+
+    Examples
+    --------
+    >>> import veridical as vd
+    >>> task = vd.tasks.load("known/linear")
+    >>> vd.audit(task, explainers=["input_x_gradient", "saliency"], samples=32).best
+    'input_x_gradient'
+    """
+    if task.members is not None:
+        raise InputError("the samples of this task are classes; an audit explains inputs")
+    if len(task) < 2:
+        raise InputError("an audit compares samples and needs at least two")
+    whole = task if device is None else task.to(device)
+    plan = effort_of(effort, whole)
+    if samples is not None:
+        plan = replace(plan, samples=samples, meta_samples=min(samples, plan.meta_samples))
+    if budget is not None:
+        plan = replace(plan, budget=budget)
+    # who names explainers wants them, whatever they cost
+    rows = plan.budget if explainers is None or budget is not None else 10**18
+    methods_of_concepts = None if concepts is None else entries(concepts)
     task = in_drawn_order(whole, plan.samples, seed)
-    clock = _Clock(task)
-    notes: list[str] = []
+    clock, notes = _Clock(task), list[str]()
     wanted = choose_criteria(criteria)
     with clock("checks"):
         checks = check(task, whole, plan, seed)
@@ -83,43 +159,30 @@ def run(
     absent = {} if copies is not None else {"randomisation": why}
     if copies is not None and why:
         notes.append(f"The model randomisation test takes noisy copies of the model: {why}.")
-    jobs = JobRunner(seed, folder, task.content_hash() if folder is not None else "", executor, progress)
+    there = {"removal": True, "randomisation": copies is not None, "truth": bool(panel.truth)}
+    place = None if folder is None else Path(folder)
+    jobs = JobRunner(seed, place, task.content_hash() if folder is not None else "", executor, progress)
     with clock("elimination"):
         elimination = Elimination(
             task,
             panel,
-            tuple(
-                line
-                for line in wanted
-                if line == "removal"
-                or (line == "randomisation" and copies)
-                or (line == "truth" and panel.truth)
-            ),
+            tuple(criterion for criterion in wanted if there[criterion]),
             copies,
             jobs,
-            plan.budget if keep_to_budget else 10**18,
+            rows,
             candidates(methods.explainers, task, seed),
             {label: Candidate(label, control, control=True) for label, control in methods.controls.items()},
             cost_of_scores(panel.scoring, task, seed),
         )
-        elimination.admit()
-        if not elimination.candidates:
-            raise InputError("no explainer fits the budget: " + "; ".join(elimination.left_out.values()))
-        admissible = _eliminate(elimination, plan, seed, notes, progress)
+        damage = _eliminate(elimination, plan, seed, notes, progress)
     skipped = {**methods.skipped, **elimination.left_out}
-    for control in elimination.controls.values():
-        if control.dropped:
-            notes.append(f"Nobody is compared with the control {control.label}: {control.dropped}.")
-    if all(candidate.done[0].explanation is None for candidate in elimination.candidates.values()):
-        told = "; ".join(f"{r.label}: {r.failures[0].message}" for r in elimination.candidates.values())
-        raise InputError(f"no explainer could be scored: {told}")
-    evaluation = evaluation_of(elimination, panel, seed)
+    evaluation = evaluation_of(elimination, seed)
     with clock("description"):
-        evaluation, path = describe(elimination, panel, evaluation, plan, seed)
+        evaluation = describe(elimination, evaluation, plan, seed)
     with clock("prompts"):
         prompts = prompts_of(task, evaluation, seed)
     with clock("meta-evaluation"):
-        reliability = reliability_of(elimination, panel, plan, seed, progress, notes, path)
+        reliability = reliability_of(elimination, plan, seed, progress, notes)
     with clock("verdict"):
         started = elimination.candidates.items()
         known = Field(
@@ -130,17 +193,26 @@ def run(
             dropped={label: candidate.dropped for label, candidate in started if candidate.dropped},
             posthoc={label: candidate.posthoc for label, candidate in started},
         )
-        verdict = decide(known, metric_roles(panel, admissible, reliability), seed)
+        verdict = decide(known, metric_roles(panel, damage, reliability), seed)
         near = beside(elimination, verdict.best, seed) if verdict.best else ()
     with clock("standing"):
         standings = standings_of(task, evaluation, verdict.best, plan, seed, notes)
     with clock("concepts"):
-        compared = concepts_of(whole, concepts, seed, evaluation, notes)
+        compared = concepts_of(whole, methods_of_concepts, seed, evaluation, notes)
     notes += incomplete(evaluation.scores.values())
-    verdict = replace(verdict, sentences=sentences(verdict, checks, skipped, notes))
+    given = {
+        "explainers": explainers,
+        "metrics": metrics,
+        "controls": controls,
+        "criteria": criteria,
+        "others": others,
+        "samples": samples,
+        "budget": budget,
+        "concepts": concepts,
+    }
     return Audit(
         task=task,
-        verdict=verdict,
+        verdict=replace(verdict, sentences=sentences(verdict, checks, skipped, notes)),
         checks=checks,
         evaluation=evaluation,
         reliability=reliability,
@@ -153,15 +225,12 @@ def run(
         concepts=compared,
         seconds=clock.seconds,
         costs=clock.costs,
-        versions={
-            "veridical": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        versions={"veridical": __version__, "torch": torch.__version__, "python": platform.python_version()},
         notes=tuple(notes),
         beside=near,
-        damage=admissible,
+        damage=damage,
         kept=jobs.found,
+        call=_call(given, effort, seed),
         prompts=prompts,
     )
 
@@ -169,29 +238,51 @@ def run(
 def _eliminate(
     elimination: Elimination, plan: Effort, seed: int, notes: list[str], progress: bool | None
 ) -> PlantedDamage | None:
-    """All stages; what planted damage said of the metrics."""
-    admissible: PlantedDamage | None = None
-    for number, (start, stop) in enumerate(elimination.steps):
-        if number and not elimination.fits(elimination.cost("scores", stop - start, elimination.remaining)):
+    """Run all stages; what planted damage showed of the metrics."""
+    damage: PlantedDamage | None = None
+    elimination.admit()
+    if not elimination.candidates:
+        raise InputError("no explainer fits the budget: " + "; ".join(elimination.left_out.values()))
+    for start, stop in elimination.steps:
+        if start and not elimination.fits(stop - start, elimination.remaining):
             notes.append(
                 f"The elimination ended at {start} samples: the next stage does not fit the budget of "
                 f"{elimination.budget:,} rows."
             )
             break
         elimination.analyse(start, stop)
-        if not number:
-            admissible, elimination.admissible = plant(elimination, plan, seed, progress)
+        if not start:
+            damage, elimination.admissible = _plant(elimination, plan, seed, progress)
             if not elimination.admissible or stop < MIN_SAMPLES:
                 break
         rules = elimination.rules()
         elimination.randomisation(rules)
         run_posthoc_checks(elimination, rules)
-        if stop == elimination.steps[-1][1]:
+        if stop == len(elimination.task):
             break
         if not elimination.drop(rules, seed) and stop >= STOP_AFTER:
             notes.append(f"The elimination ended at {stop} samples: nothing was open any more.")
             break
-    return admissible
+    for control in elimination.controls.values():
+        if control.dropped:
+            notes.append(f"Nobody is compared with the control {control.label}: {control.dropped}.")
+    methods = elimination.candidates.values()
+    if all(candidate.done[0].explanation is None for candidate in methods):
+        reasons = "; ".join(f"{r.label}: {r.failures[0].message}" for r in methods)
+        raise InputError(f"no explainer could be scored: {reasons}")
+    return damage
+
+
+def _plant(
+    elimination: Elimination, plan: Effort, seed: int, progress: bool | None
+) -> tuple[PlantedDamage | None, tuple[int, ...]]:
+    """Plant damage in the maps of the first stage; what it showed, and which removal metrics see it."""
+    metrics, few = elimination.panel.removal, elimination.first_stage
+    try:
+        found = planted_damage(few, metrics, levels=plan.damage, seed=seed, progress=progress)
+    except VeridicalError:
+        return None, ()
+    return found, tuple(i for i, label in enumerate(metrics) if label in found.admissible)
 
 
 class _Clock:
@@ -208,3 +299,19 @@ class _Clock:
         yield
         self.seconds[stage] = time.perf_counter() - start
         self.costs[stage] = self.meter.cost - before
+
+
+def _call(given: Mapping[str, Any], effort: Any, seed: int) -> str:
+    """The call that repeats an audit, as far as names can say it."""
+
+    def name(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {label: name(held) for label, held in value.items()}
+        if isinstance(value, list | tuple):
+            return [name(held) for held in value]
+        if value is None or isinstance(value, str | int | float):
+            return value
+        return getattr(value, "name", None) or getattr(value, "__name__", type(value).__name__)
+
+    named = [f"{key}={name(value)!r}" for key, value in given.items() if value is not None]
+    return f"vd.audit({', '.join(['task', *named, f'effort={name(effort)!r}', f'seed={seed}'])})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from veridical.auditing.check import Checks
-from veridical.auditing.evidence import ALPHA, HERE, NO_BUDGET, Test, of_head
+from veridical.auditing.evidence import ALPHA, HERE, Test, of_head
 from veridical.auditing.posthoc_checks import NEARLY_ALIKE
 from veridical.auditing.verdict import Place, Verdict
 
@@ -59,17 +59,13 @@ def _choice(verdict: Verdict) -> Iterator[str]:
     yield f"{how} {best}: {evidence_of(place)} ({place.samples} samples)."
     for line, why in verdict.absent.items():
         yield f"Trust is provisional: the criterion '{line}' is absent, since {why}."
-    equals = verdict.equals_of(best)
+    equals = [name for name in verdict.leading if name != best]
     if equals:
         yield (
             f"{joined(equals)} cannot be told apart from it on these samples; {best} is named because its "
             f"maps are the cheapest ({place.rows:,} rows each)."
         )
-    if verdict.group_probability:
-        what = "it is the best" if not equals else "the best method is one of these"
-        chance = verdict.group_probability[0]
-        yield f"With probability {f'{chance:.0%}' if chance < 0.99 else 'above 99%'} {what}."
-    elif len(verdict.ranking) == 1:
+    if len(verdict.ranking) == 1:
         yield "It was the only method tried, so nothing is said about others."
     others = [p.explainer for p in verdict.ranking if p.trusted and p.explainer not in verdict.leading]
     if others:
@@ -118,8 +114,7 @@ def _distrust(verdict: Verdict) -> Iterator[str]:
         if not place.trusted:
             by_reason.setdefault(reason_of(place), []).append(place.explainer)
     for reason, names in by_reason.items():
-        opening = "Not decided for" if reason == NO_BUDGET else "Do not trust"
-        yield f"{opening} {joined(names)}: {reason}."
+        yield f"Do not trust {joined(names)}: {reason}."
 
 
 def reason_of(place: Place) -> str:
@@ -134,8 +129,6 @@ def reason_of(place: Place) -> str:
             what = "when features are removed" if line == "removal" else "at finding what is known to matter"
             return f"no better than {names} {what}"
     halves = [test for test in failed if test.criterion == "randomisation"]
-    if NO_BUDGET in place.dropped:
-        return NO_BUDGET
     if halves:
         return randomisation_reason(halves)
     if place.posthoc.refused:

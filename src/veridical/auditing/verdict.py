@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from veridical.auditing.candidates import MetricPanel
-from veridical.auditing.effort import Effort
 from veridical.auditing.evidence import (
     ALPHA,
     LEVEL,
     MIN_SAMPLES,
     Entry,
-    Groups,
     Rules,
     Test,
     corrected,
     groups_of,
     largest_p,
-    pairwise,
     rate,
 )
 from veridical.auditing.posthoc_checks import PosthocChecks
-from veridical.errors import VeridicalError
 from veridical.meta import MetaEvaluation
-from veridical.meta.admissible import PlantedDamage, planted_damage
+from veridical.meta.admissible import PlantedDamage
 from veridical.meta.result import MEAN
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from veridical.auditing.elimination import Elimination
 
 
 NOTHING = (math.nan, math.nan, math.nan)
@@ -85,8 +80,6 @@ class Place:
     """Rows that one map asks."""
     group: int = 0
     """1 for the leading group, then 2 and so on; 0 for methods that are in none."""
-    p_best: float = math.nan
-    """How likely its group holds the best method; NaN where no such claim is calibrated."""
     provisional: bool = False
     """Whether a criterion is absent here, so that trust is provisional."""
     dropped: str = ""
@@ -141,7 +134,6 @@ class Verdict:
     metrics: tuple[MetricRole, ...]
     pairs: tuple[Pair, ...]
     groups: tuple[tuple[str, ...], ...]
-    group_probability: tuple[float, ...]
     criteria: tuple[str, ...]
     absent: Mapping[str, str]
     """Criteria that there are not, and why."""
@@ -168,8 +160,7 @@ class Verdict:
     @property
     def best(self) -> str | None:
         """The method to use: the cheapest of the leading group; None when nobody is trusted."""
-        rows = {place.explainer: place.rows for place in self.places}
-        return min(self.leading, key=lambda who: rows[who]) if self.leading else None
+        return min(self.leading, key=lambda who: self[who].rows, default=None)
 
     @property
     def deciding(self) -> tuple[MetricRole, ...]:
@@ -178,11 +169,6 @@ class Verdict:
 
     def __getitem__(self, explainer: str) -> Place:
         return next(place for place in self.places if place.explainer == explainer)
-
-    def equals_of(self, explainer: str) -> tuple[str, ...]:
-        """Methods of the same group."""
-        own = next((group for group in self.groups if explainer in group), ())
-        return tuple(name for name in own if name != explainer)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per explainer, controls last."""
@@ -232,9 +218,8 @@ def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdic
         for label, entry in entries.items()
         if not why and adjusted[label] <= ALPHA and label not in known.dropped and not posthoc[label].refused
     ]
-    found = groups_of(rules, finalists, seed) if finalists else Groups((), ())
-    number = {label: i for i, group in enumerate(found.groups) for label in group}
-    chance = dict(enumerate(found.probability))
+    groups = groups_of(rules, finalists, seed)
+    number = {label: i for i, group in enumerate(groups, 1) for label in group}
     places = [
         Place(
             label,
@@ -245,8 +230,7 @@ def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdic
             tests=tests[label],
             samples=entry.removal.samples if not bool(entry.removal.missing.all()) else 0,
             rows=known.rows.get(label, 0),
-            group=number[label] + 1 if label in number else 0,
-            p_best=chance.get(number.get(label, -1), math.nan),
+            group=number.get(label, 0),
             provisional=bool(known.absent),
             dropped=known.dropped.get(label, ""),
             posthoc=posthoc[label],
@@ -257,9 +241,8 @@ def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdic
     return Verdict(
         (*places, *_control_places(rules, bool(why))),
         tuple(metrics),
-        _pairs(rules, list(entries.values())) if rules.admissible else (),
-        found.groups,
-        found.probability,
+        _pairs(rules, entries.values()) if rules.admissible else (),
+        groups,
         rules.criteria,
         known.absent,
         samples,
@@ -296,14 +279,13 @@ def _control_places(rules: Rules, silent: bool) -> list[Place]:
     ]
 
 
-def _pairs(rules: Rules, entries: Sequence[Entry]) -> tuple[Pair, ...]:
+def _pairs(rules: Rules, entries: Iterable[Entry]) -> tuple[Pair, ...]:
     """Every two methods, over the samples that both have."""
-    found = []
-    for i, a in enumerate(entries):
-        for b in entries[i + 1 :]:
-            won = rate(pairwise(rules, [a, b])[0, 1])
-            found.append(Pair(a.label, b.label, won.rate, won.low, won.high, won.samples))
-    return tuple(found)
+    won = {
+        (a.label, b.label): rate(rules.removal_units(a.removal, [b.removal]))
+        for a, b in combinations(entries, 2)
+    }
+    return tuple(Pair(*names, r.rate, r.low, r.high, r.samples) for names, r in won.items())
 
 
 HEAD = ("explainer", "beats controls", "samples", "verdict")
@@ -319,9 +301,7 @@ class Ranking(tuple["Place", ...]):
         return [
             (
                 place.explainer,
-                ""
-                if place.score != place.score
-                else f"{place.score:.0%} [{place.low:.0%}, {place.high:.0%}]",
+                "" if math.isnan(place.score) else f"{place.score:.0%} [{place.low:.0%}, {place.high:.0%}]",
                 f"{place.samples}",
                 place.status + (f", group {place.group}" if place.group else ""),
             )
@@ -335,41 +315,23 @@ class Ranking(tuple["Place", ...]):
         return "\n".join(lines)
 
 
-def plant(
-    elimination: Elimination, effort: Effort, seed: int, progress: bool | None
-) -> tuple[PlantedDamage | None, tuple[int, ...]]:
-    """Plant damage in the samples of the first stage; what it said, and which removal metrics see it."""
-    metrics = elimination.panel.removal
-    few = elimination.first_stage
-    try:
-        found = planted_damage(few, metrics, levels=effort.damage, seed=seed, progress=progress)
-    except VeridicalError:
-        return None, ()
-    return found, tuple(i for i, label in enumerate(metrics) if label in found.admissible)
-
-
 def metric_roles(
     panel: MetricPanel, found: PlantedDamage | None, reliability: MetaEvaluation | None
 ) -> tuple[MetricRole, ...]:
     """Every metric with what it can see here; those that decide first."""
     out = []
-    for line, metrics in (("removal", panel.removal), ("truth", panel.truth)):
+    for criterion, metrics in (("removal", panel.removal), ("truth", panel.truth)):
         for label in metrics:
             damaged = None if found is None else found.metrics.get(label)
-            seen = (math.nan,) * 3 if damaged is None or damaged.untested else damaged.mean()
-            reason = "" if line != "removal" else _inadmissible(label, found)
-            out.append(MetricRole(label, line, True, *seen, reason, *_meta(label, reliability)))
-    out += [MetricRole(label, kind, False) for label, (kind, _) in panel.describing.items()]
-    return tuple(out)
-
-
-def _inadmissible(label: str, found: PlantedDamage | None) -> str:
-    if found is None:
-        return "no damage could be planted here"
-    return found.inadmissible.get(label) or found.untested.get(label, "")
-
-
-def _meta(label: str, reliability: MetaEvaluation | None) -> tuple[float, float]:
-    if reliability is None or label not in reliability.scores:
-        return math.nan, math.nan
-    return reliability[label, MEAN].mc, reliability.scores[label].dependence.permuted
+            seen = NOTHING if damaged is None or damaged.untested else damaged.mean()
+            role = MetricRole(label, criterion, True, *seen)
+            if criterion == "removal" and found is None:
+                role = replace(role, inadmissible="no damage could be planted here")
+            elif criterion == "removal" and found is not None:
+                why = found.inadmissible.get(label) or found.untested.get(label, "")
+                role = replace(role, inadmissible=why)
+            if reliability is not None and label in reliability.scores:
+                moved = reliability.scores[label].dependence.permuted
+                role = replace(role, reliability=reliability[label, MEAN].mc, dependence=moved)
+            out.append(role)
+    return (*out, *(MetricRole(label, held.category, False) for label, held in panel.describing.items()))

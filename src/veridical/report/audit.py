@@ -311,7 +311,7 @@ def _cost(audit: Audit) -> dict[str, Any]:
 def _papers(audit: Audit) -> list[str]:
     """The papers of the systems, metrics, explainers and tests that took part."""
     named = [SYSTEMS["F-Fidelity"], SYSTEMS["QGE"]]
-    if any(role.criterion == "GEF" for role in audit.verdict.metrics):
+    if "gef_iso" in audit.evaluation.metrics:
         named.append(SYSTEMS["GEF"])
     if audit.reliability is not None:
         named.append(SYSTEMS["MetaQuantus"])
