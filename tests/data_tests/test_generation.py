@@ -299,15 +299,3 @@ def test_the_estimate_is_no_less_than_what_is_asked():
     assert spent.backward == told.cost.backward
     assert told.minutes > 0
     assert "too many" in str(vd.data.estimate(made(units="token"), names))
-
-
-def test_token_scores_pool_upwards():
-    fine, coarse = made(units="token"), made(units="sentence")
-    explanation = vd.explain("gradient", fine)
-    pooled = coarse.pooled(explanation, fine)
-    # a gate of a sentence is the gate of all its tokens
-    torch.testing.assert_close(pooled.values, vd.explain("gradient", coarse).values)
-    words = made(units="word")
-    torch.testing.assert_close(coarse.pooled(vd.explain("gradient", words), words).values, pooled.values)
-    with pytest.raises(InputError, match="same prompts"):
-        task().pooled(explanation, fine)

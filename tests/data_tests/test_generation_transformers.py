@@ -106,34 +106,34 @@ def test_hidden_slots_with_renumbered_positions_are_the_shorter_text(both):
 
 
 @pytest.mark.filterwarnings("ignore:the model computes in")
-def test_a_window_over_slots_is_no_window_over_the_shorter_text():
+@pytest.mark.parametrize("kind", ["Mistral", "GPTNeo"])
+def test_a_window_over_slots_is_no_window_over_the_shorter_text(kind):
     """Layers that look back so many slots still count hidden ones: dropping a unit is not what it says."""
     import transformers
 
     words = tokenizer()
     torch.manual_seed(3)
-    config = transformers.MistralConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=96,
-        sliding_window=6,
-        initializer_range=0.4,
-    )
-    net = transformers.MistralForCausalLM(config).double().eval()
-    answers = [" dog", " cake"]
-    task = vd.models.Generation(net, words, TEXTS, answers, questions=QUESTIONS, off="fill")
-    with pytest.raises(InputError, match="with units that are off is another prompt"):
-        task.with_off("drop")
-    with pytest.raises(InputError, match="look back 6 tokens"):
-        vd.models.Generation(net.bfloat16(), words, TEXTS, answers, questions=QUESTIONS, off="drop")
+
+    def model(window):
+        own = {
+            "GPTNeo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": window},
+            "Mistral": {"num_hidden_layers": 2, "num_attention_heads": 8, "sliding_window": window},
+        }
+        shape = {"vocab_size": len(words), "hidden_size": 32, "max_position_embeddings": 96}
+        config = getattr(transformers, f"{kind}Config")(**shape, **own[kind])
+        return getattr(transformers, f"{kind}ForCausalLM")(config).double().eval()
+
+    def made(net, off):
+        return vd.models.Generation(net, words, TEXTS, [" dog", " cake"], questions=QUESTIONS, off=off)
+
+    net = model(8)
+    with pytest.raises(InputError, match="look back 8 tokens"):
+        made(net, "fill").with_off("drop")
+    with pytest.raises(InputError, match="look back 8 tokens"):
+        made(net.bfloat16(), "drop")
     # a prompt within the window has nothing beyond it
-    config.sliding_window = 64
-    wide = transformers.MistralForCausalLM(config).double().eval()
-    assert vd.models.Generation(wide, words, TEXTS, answers, questions=QUESTIONS, off="drop").off == "drop"
+    task = made(model(64), "drop")
+    assert task.off == "drop"
 
 
 def test_heads_of_transformers_are_found(both):

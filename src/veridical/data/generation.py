@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +26,6 @@ from veridical.models.predictor import Side, check_finite, plain_output, take_si
 from veridical.models.private_copy import private_copy
 from veridical.models.prompts import Off, PromptModel, SwitchedOff, near
 from veridical.perturb.fills import Zero
-from veridical.values.explanation import Explanation
 from veridical.values.space import Space
 from veridical.values.task import Task
 
@@ -108,17 +106,18 @@ class Generation(Task):
     ) -> None:
         read = read_prompts(tokenizer, prompts, questions, units, spans)
         check_fitting(model, read, [[0]] * len(read), length)
-        said: list[Any] = (
-            generated(model, tokenizer, read, new_tokens, most_tokens(model, length))
-            if answers is None
-            else _one_each(answers, len(read), "answers")
+        if answers is None:
+            texts: list[Any] = generated(model, tokenizer, read, new_tokens, most_tokens(model, length))
+        else:
+            texts = _one_each(answers, len(read), "answers")
+        rows = zip(
+            read,
+            texts,
+            _one_each(foils, len(read), "foils"),
+            _one_each(answer_parts, len(read), "answer_parts"),
+            strict=True,
         )
-        against = _one_each(foils, len(read), "foils") if foils is not None else [None] * len(read)
-        chosen = _one_each(answer_parts, len(read), "answer_parts") if answer_parts else [None] * len(read)
-        found = tuple(
-            answer_of(tokenizer, prompt, text, foil, part, number)
-            for number, (prompt, text, foil, part) in enumerate(zip(read, said, against, chosen, strict=True))
-        )
+        found = tuple(answer_of(tokenizer, *row, number) for number, row in enumerate(rows))
         for tokens in ([a.tokens for a in found], [a.foil_tokens or a.tokens for a in found]):
             check_fitting(model, read, tokens, length)
         side = _side(read, found)
@@ -183,33 +182,6 @@ class Generation(Task):
         check_exact(task)
         return task
 
-    def pooled(self, explanation: Explanation, fine: Generation) -> Explanation:
-        """Scores of finer units of the same prompts (those of the task `fine`), summed over these units.
-
-        Where a finer unit reaches over several of these, its score is shared out by tokens.
-        """
-        ours, theirs = self.side["unit"], fine.side["unit"]  # type: ignore[call-overload]
-        if ours.shape != theirs.shape or not torch.equal(self.side["tokens"], fine.side["tokens"]):  # type: ignore[call-overload]
-            raise InputError("scores are pooled over units of the same prompts, and these are others")
-        values = explanation.values.to(self.device)
-        if values.shape != (len(fine), fine.space.n_features):
-            raise InputError(
-                f"the explanation has scores {tuple(values.shape)}, and the finer units are "
-                f"{(len(fine), fine.space.n_features)}; give an explanation of the task `fine`"
-            )
-        counts = torch.zeros_like(values).scatter_add_(1, theirs.clamp(min=0), (theirs >= 0).to(values))
-        each = (values / counts.clamp(min=1)).gather(1, theirs.clamp(min=0)).masked_fill(theirs < 0, 0.0)
-        sums = values.new_zeros(len(self), self.space.n_features)
-        sums.scatter_add_(1, ours.clamp(min=0), each.masked_fill(ours < 0, 0.0))
-        return Explanation(
-            sums,
-            self.space,
-            self.targets,
-            self.ids,
-            f"{explanation.explainer} pooled",
-            draw_ids=self.draw_ids,
-        )
-
     def __getitem__(self, index: Any) -> Generation:
         task = super().__getitem__(index)
         places = torch.arange(len(self))
@@ -223,6 +195,8 @@ class Generation(Task):
 
 
 def _one_each(values: Any, count: int, what: str) -> list[Any]:
+    if values is None:
+        return [None] * count
     given = [values] if isinstance(values, str) else list(values)
     if len(given) != count:
         raise InputError(f"{len(given)} {what} for {count} prompts; give one for each")
@@ -240,9 +214,10 @@ def switched_off(tokenizer: Any, off: str, neutral: str | None) -> SwitchedOff:
         if token is None:
             raise InputError(f"the tokenizer has no {off} token; say off='fill' or off='drop'")
         return SwitchedOff(False, int(token))
+    plain = {"add_special_tokens": False} if hasattr(tokenizer, "all_special_ids") else {}
     for word in NEUTRAL if neutral is None else (neutral,):
         try:
-            made = tokenizer.encode(word, **_plain(tokenizer))
+            made = tokenizer.encode(word, **plain)
         except (KeyError, ValueError):
             continue
         if len(made) == 1 and made[0] != getattr(tokenizer, "unk_token_id", None):
@@ -252,10 +227,6 @@ def switched_off(tokenizer: Any, off: str, neutral: str | None) -> SwitchedOff:
         f"{tried} is {'not ' if neutral is not None else ''}a single token of this tokenizer; say "
         "neutral='...', a word that is one, or off='zero'"
     )
-
-
-def _plain(tokenizer: Any) -> dict[str, Any]:
-    return {"add_special_tokens": False} if hasattr(tokenizer, "all_special_ids") else {}
 
 
 def _side(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Tensor]:
@@ -277,12 +248,9 @@ def _side(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Ten
 
 
 def _rows(values: Sequence[Sequence[int]], blank: int, left: bool = False) -> Tensor:
-    longest = max(map(len, values))
-    padded = []
-    for row in values:
-        more = [blank] * (longest - len(row))
-        padded.append([*more, *row] if left else [*row, *more])
-    return torch.tensor(padded, dtype=torch.int64)
+    rows = [torch.tensor(row, dtype=torch.int64) for row in values]
+    padding_side = "left" if left else "right"
+    return nn.utils.rnn.pad_sequence(rows, True, blank, padding_side=padding_side)
 
 
 # --- answers --------------------------------------------------------------------------------------------
@@ -305,17 +273,17 @@ class Answer:
 
 
 def answer_of(
-    tokenizer: Any, prompt: Prompt, said: str | tuple[int, ...], foil: str | None, part: Any, number: int
+    tokenizer: Any, prompt: Prompt, answer: str | tuple[int, ...], foil: str | None, part: Any, number: int
 ) -> Answer:
     """An answer and its foil as tokens behind a prompt; `part` is a text in the answer, or token numbers.
 
     What was generated are tokens, and stays: its text might be cut into others.
     """
     special = not prompt.chat
-    if isinstance(said, tuple):
-        text, tokens = str(tokenizer.decode(list(said))), said
+    if isinstance(answer, tuple):
+        text, tokens = str(tokenizer.decode(list(answer))), answer
     else:
-        text, tokens = said, continued(tokenizer, prompt.tokens, said, number, special)
+        text, tokens = answer, continued(tokenizer, prompt.tokens, answer, number, special)
     against = None if foil is None else continued(tokenizer, prompt.tokens, foil, number, special)
     if against == tokens:
         raise InputError(f"answer and foil of prompt {number} are the same text {text!r:.40}")
@@ -329,12 +297,10 @@ def _judged(tokenizer: Any, text: str, tokens: tuple[int, ...], part: Any, numbe
         at = text.find(part)
         made = tokenized(tokenizer, text, number, special=False)
         if at < 0 or not part or made.ids != tokens:
-            why = (
-                "is not in it"
-                if at < 0 or not part
-                else "cannot be found among its tokens; give their numbers"
+            raise InputError(
+                f"the part {part!r:.40} of the answer to prompt {number} is not in it, or not among its "
+                "tokens; give their numbers"
             )
-            raise InputError(f"the part {part!r:.40} of the answer to prompt {number} {why}")
         return tuple(i for i, (a, b) in enumerate(made.offsets) if a < at + len(part) and at < b)
     chosen = tuple(sorted({int(place) for place in part}))
     if not chosen or chosen[0] < 0 or chosen[-1] >= len(tokens):
@@ -356,45 +322,24 @@ def generated(
     ends = _ends(own, tokenizer)
     answers = []
     for number, prompt in enumerate(prompts):
-        ids = torch.tensor([prompt.ids], device=home)
-        with torch.no_grad():
-            room = new_tokens if most is None else min(new_tokens, most - len(prompt.ids))
-            found = _greedy(own, ids, room, ends)
-        found = list(takewhile(lambda token: token not in ends, found))
-        if not found:
+        ids, length = torch.tensor([prompt.ids], device=home), len(prompt.ids)
+        for _ in range(new_tokens if most is None else min(new_tokens, most - length)):
+            with torch.no_grad():
+                token = plain_output(own(ids))[:, -1].argmax(-1, keepdim=True)
+            if int(token) in ends:
+                break
+            ids = torch.cat([ids, token], 1)
+        if ids.shape[1] == length:
             raise InputError(f"the model answers nothing to prompt {number}; give answers=...")
-        answers.append(tuple(found))
+        answers.append(tuple(ids[0, length:].tolist()))
     return answers
 
 
-def _ends(model: nn.Module, tokenizer: Any) -> list[int]:
+def _ends(model: nn.Module, tokenizer: Any) -> set[int]:
     """The tokens that end an answer: a model that was taught to chat may have others than its tokenizer."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     given = [getattr(tokenizer, "eos_token_id", None), *(own if isinstance(own, list | tuple) else [own])]
-    return [int(token) for token in dict.fromkeys(given) if token is not None]
-
-
-def _greedy(model: nn.Module, ids: Tensor, new_tokens: int, ends: list[int]) -> list[int]:
-    length = ids.shape[1]
-    make = getattr(model, "generate", None)
-    if make is not None and hasattr(model, "generation_config"):
-        made = make(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
-            max_new_tokens=new_tokens,
-            eos_token_id=ends or None,
-            pad_token_id=(*ends, 0)[0],
-        )
-        return [int(token) for token in made[0, length:].tolist()]
-    for _ in range(new_tokens):
-        token = plain_output(model(ids))[:, -1].argmax(-1, keepdim=True)
-        if int(token) in ends:
-            break
-        ids = torch.cat([ids, token], 1)
-    return [int(token) for token in ids[0, length:].tolist()]
+    return {int(token) for token in given if token is not None}
 
 
 def evaluated(task: Generation, gates: Tensor, side: Side) -> tuple[Tensor, Tensor, Tensor]:
@@ -420,7 +365,8 @@ def learn_predictions(task: Generation) -> None:
 
 # --- whether a model does with prompts what is said of it -----------------------------------------------
 
-_WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
+WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
+"""What configurations call the number of tokens that a layer looks back."""
 _APART = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.1}
 """By how much answers may differ that should be the same, by precision."""
 
@@ -429,8 +375,7 @@ def check_exact(task: Generation) -> None:
     """Refuse a model that is not causal, or to which a unit that is off is not what it is said to be.
 
     A padded prompt is evaluated without padding; one whose first unit is off with the token in its place,
-    or shortened in fact. Where units are dropped so is the longest with its first unit alone: layers that
-    look back so many slots, hidden ones too, would not find it.
+    or shortened in fact.
     """
     side = task.side
     assert isinstance(side, dict)
@@ -439,15 +384,12 @@ def check_exact(task: Generation) -> None:
     if int(padding.max()):
         place = int(padding.argmax())
         _same(task, place, task.inputs[place], "padding in front of it")
-    alone = [(0, slice(0, 1))]
     if task.off == "drop":
-        longest = int(side["attended"].sum(1).argmax())
-        _check_window(task, len(task.prompts[longest].ids))
-        alone.append((longest, slice(min(1, len(task.prompts[longest].units) - 1), None)))
-    for place, units in alone if task.off != "zero" else ():
-        gates = task.inputs[place].clone()
-        gates[units] = 0
-        _same(task, place, gates, "units that are off")
+        _check_window(task)
+    if task.off != "zero":
+        gates = task.inputs[0].clone()
+        gates[0] = 0
+        _same(task, 0, gates, "units that are off")
 
 
 def check_left(task: Generation, dropped: int | None = None) -> None:
@@ -460,19 +402,25 @@ def check_left(task: Generation, dropped: int | None = None) -> None:
             )
 
 
-def _check_window(task: Generation, tokens: int) -> None:
-    """In half precision answers cannot tell whether a window lost some tokens; what the model states can."""
+def _check_window(task: Generation) -> None:
+    """Refuse layers that look back so many tokens, hidden ones too: the shorter text would show them more."""
     model = task.predictor.source.module
     assert isinstance(model, PromptModel)
     config = getattr(model.model, "config", None)
-    stated = [getattr(config, name, None) for name in _WINDOWS]
-    if getattr(config, "use_sliding_window", True) is False:
+    kinds = getattr(config, "layer_types", None) or ["sliding"]
+    if getattr(config, "use_sliding_window", True) is False or {*kinds} == {"full_attention"}:
         return
-    window = min((each for each in stated if isinstance(each, int)), default=tokens)
-    if window < tokens and model.precision == torch.float16:
+    stated = [getattr(config, name, None) for name in WINDOWS]
+    window = min((each for each in stated if isinstance(each, int)), default=None)
+    # the last token of an answer is predicted, not read
+    read = max(
+        len(prompt.ids) + max(len(answer.tokens), len(answer.foil_tokens or ())) - 1
+        for prompt, answer in zip(task.prompts, task.answers, strict=True)
+    )
+    if window is not None and window < read:
         raise InputError(
             f"layers of this model look back {window} tokens, those that are dropped included, and a prompt "
-            f"has {tokens}: say off='fill', or give the model in float32, where the difference is measured"
+            f"with its answer has {read}: say off='fill'"
         )
 
 

@@ -122,33 +122,33 @@ def from_prompts(
     model: str | Path, data: Any, samples: int | None, seed: int, device: Any, settings: dict[str, Any]
 ) -> Generation:
     """The task of a language model on the prompts of a file."""
-    meant_for_others = [name for name in OTHERS if settings.pop(name, None) is not None]
-    if meant_for_others:
-        raise InputError(
-            f"{Path(model).name} is a language model, which takes prompts; {meant_for_others[0]} goes "
-            "with other models"
-        )
-    held = read_prompts(data)
-    rows = some_rows(len(held["prompt"]), samples, seed).tolist()
-    fields = {name: None if each is None else [each[i] for i in rows] for name, each in held.items()}
     given = {name: value for name, value in settings.items() if value is not None}
-    source = Path(str(model).removeprefix(HUB))
-    about = f" on {Path(data).stem}" if isinstance(data, str | Path) else ""
-    name = source.name.removesuffix(".gguf") + about
-    settings = {"ids": fields["id"] or rows, "name": name, **given}
-    if fields["units"] is not None:
-        if "units" in settings:
+    for name in OTHERS:
+        if name in given:
             raise InputError(
-                f"the prompts have units of their own, and units={settings['units']!r} was asked for; leave "
-                "one of them out"
+                f"{Path(model).name} is a language model, which takes prompts; {name} goes with other models"
             )
-        settings["units"] = fields["units"]
+    columns = read_prompts(data)
+    rows = some_rows(len(columns["prompt"]), samples, seed).tolist()
+    fields = {name: None if each is None else [each[i] for i in rows] for name, each in columns.items()}
+    if fields["units"] is not None and "units" in given:
+        raise InputError(
+            f"the prompts have units of their own, and units={given['units']!r} was asked for; leave one of "
+            "them out"
+        )
+    source = str(model).removeprefix(HUB)
+    about = f" on {Path(data).stem}" if isinstance(data, str | Path) else ""
     return Generation.from_huggingface(
-        model if isinstance(model, Path) else model.removeprefix(HUB),
+        source,
         fields["prompt"],
         fields["answer"],
         foils=fields["foil"],
         questions=fields["question"],
         device=device,
-        **settings,
+        **{
+            "ids": fields["id"] or rows,
+            "name": Path(source).name.removesuffix(".gguf") + about,
+            "units": fields["units"] or "sentence",
+            **given,
+        },
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import index
 from typing import Any, Literal, get_args
 
@@ -48,22 +48,17 @@ def parts(text: str, kind: str, start: int = 0, stop: int | None = None) -> list
 
 def check_spans(spans: Sequence[Span], length: int, what: str, prompt: int) -> list[Span]:
     """The caller's own spans in order, or what is wrong with them."""
+    wanted = f"the units of prompt {prompt} are pairs (start, stop) of its {length} {what}s"
     try:
         ordered = sorted((index(start), index(stop)) for start, stop in spans)
     except (TypeError, ValueError) as error:
-        raise InputError(
-            f"the units of prompt {prompt} are pairs (start, stop) of {what}s; got {spans!r:.80}"
-        ) from error
-    for start, stop in ordered:
-        if not 0 <= start < stop <= length:
-            raise InputError(
-                f"unit ({start}, {stop}) of prompt {prompt} does not lie within its {length} {what}s"
-            )
+        raise InputError(f"{wanted}; got {spans!r:.80}") from error
+    odd = next((span for span in ordered if not 0 <= span[0] < span[1] <= length), None)
+    if odd is not None:
+        raise InputError(f"{wanted}; got {odd}")
     for one, two in pairwise(ordered):
         if two[0] < one[1]:
-            raise InputError(
-                f"units {one} and {two} of prompt {prompt} overlap; a {what} belongs to one unit at most"
-            )
+            raise InputError(f"{wanted} that do not overlap; got {one} and {two}")
     return ordered
 
 
@@ -133,18 +128,15 @@ def tokenized(tokenizer: Any, text: str, prompt: int, special: bool = True) -> T
         raise InputError(f"the tokenizer does not know a word of prompt {prompt}: {error}") from error
     if "".join(pieces) != text:
         raise _not_round(text, "".join(pieces), prompt)
-    ends = [sum(map(len, pieces[: place + 1])) for place in range(len(pieces))]
-    return Tokens(text, ids, tuple((e - len(p), e) for p, e in zip(pieces, ends, strict=True)))
+    return Tokens(text, ids, tuple(pairwise(accumulate(map(len, pieces), initial=0))))
 
 
 def _not_round(text: str, back: str, prompt: int) -> InputError:
-    at = next(
-        (i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back))
-    )
+    differs = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), 0)
+    at = max(0, differs - 20)
     return InputError(
-        f"the tokens of prompt {prompt} do not give its text back: {text[max(0, at - 20) : at + 20]!r} "
-        f"became {back[max(0, at - 20) : at + 20]!r}, so units cannot be told apart; write the text as the "
-        "tokenizer does"
+        f"the tokens of prompt {prompt} do not give its text back: {text[at : at + 40]!r} became "
+        f"{back[at : at + 40]!r}, so units cannot be told apart; write the text as the tokenizer does"
     )
 
 
@@ -199,7 +191,7 @@ def read_prompts(
     given = [prompts] if isinstance(prompts, str) else list(prompts)
     if not given:
         raise InputError("there is no prompt; give a list of texts or of chats")
-    if given and isinstance(given[0], Mapping):
+    if isinstance(given[0], Mapping):
         given = [given]
     behind = [""] * len(given) if questions is None else list(questions)
     own = None if isinstance(units, str) else list(units)
@@ -278,35 +270,32 @@ def _chat(
 ) -> tuple[str, list[Span]]:
     """The text that the chat template makes, and where the contents of the messages lie in it."""
     try:
-        whole = all(isinstance(m, Mapping) for m in messages)
-        said = [{"role": str(m["role"]), "content": m["content"]} for m in (messages if whole else ())]
-        whole = whole and all(isinstance(m["content"], str) for m in said)
+        turns = [{"role": str(m["role"]), "content": m["content"]} for m in messages]
     except (TypeError, KeyError):
-        whole = False
-    if not whole:
+        turns = []
+    if not turns or not all(isinstance(turn["content"], str) for turn in turns):
         raise InputError(
             f"prompt {number} is neither a text nor a list of messages {{'role': ..., 'content': ...}} "
             "of texts"
         )
-    if not said:
-        raise InputError(f"prompt {number} is a chat of no messages")
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(f"prompt {number} is a chat and the tokenizer has no chat template; give a text")
-    sizes = [len(m["content"].strip()) for m in said]
-    said[-1]["content"] += question
-    marked = [{**m, "content": f"veridical{i}message"} for i, m in enumerate(said)]
+    sizes = [len(turn["content"].strip()) for turn in turns]
+    turns[-1]["content"] += question
+    marked = [{**turn, "content": f"veridical{i}message"} for i, turn in enumerate(turns)]
     try:
         text, frame = (
             str(tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True))
-            for each in (said, marked)
+            for each in (turns, marked)
         )
     except Exception as error:  # a template is a program of its own
         raise InputError(f"the chat template refuses prompt {number}: {error}") from error
     # by what stands around the messages: what they say may stand in the template, too
-    around = re.split("|".join(m["content"] for m in marked), frame)
-    for contents in ([m["content"] for m in said], [m["content"].strip() for m in said]):
+    around = re.split("|".join(turn["content"] for turn in marked), frame)
+    for trim in (str, str.strip):
+        contents = [trim(turn["content"]) for turn in turns]
         pieces = [part for pair in zip(around, [*contents, ""], strict=False) for part in pair]
-        if len(around) == len(said) + 1 and "".join(pieces) == text:
+        if len(around) == len(turns) + 1 and "".join(pieces) == text:
             break
     else:
         raise InputError(f"the chat template changes a message of prompt {number}, so its units are lost")
