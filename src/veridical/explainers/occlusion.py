@@ -22,7 +22,7 @@ from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.perturb.fills import Marginal
 from veridical.perturb.probe import probe
-from veridical.perturb.rules import Given, Groups, MaskRule
+from veridical.perturb.rules import Given, Groups
 from veridical.values.task import Task
 
 # --- masks ------------------------------------------------------------------------------------------------
@@ -31,53 +31,14 @@ from veridical.values.task import Task
 _MASKED_FEATURES = 2**22, 2**28  # truth values that are written out at a time: on a CPU, elsewhere
 
 
-@dataclass(frozen=True, eq=False)
-class SizedSubsets:
-    """Mask m removes a uniform random set of `sizes[n, m]` >= 1 features among the valid ones of sample n."""
+def coin_masks(key: Key, ids: Tensor, features: int, draws: int, keep: float | Tensor) -> Tensor:
+    """(N, draws, features): each feature is removed with probability 1 - keep, by a coin of its own.
 
-    key: Key
-    ids: Tensor
-    n_features: int
-    sizes: Tensor
-    valid: Tensor | None = None
-
-    @property
-    def count(self) -> int:
-        return self.sizes.shape[-1]
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        sizes = self.sizes[samples, masks, None]
-        valid = None if self.valid is None else self.valid[samples]
-        return keyed.subsets(self.key, self.ids[samples], draws, self.n_features, sizes, valid)
-
-
-@dataclass(frozen=True, eq=False)
-class IndependentCoins:
-    """Mask m removes each feature with probability 1 - `keep`, whatever happens to the others.
-
-    `keep` is one number, or one per sample and mask (N, M).
+    `keep` is one number, or one per sample and mask (N, draws).
     """
-
-    key: Key
-    ids: Tensor
-    n_features: int
-    draws: int
-    keep: float | Tensor
-
-    @property
-    def count(self) -> int:
-        return self.draws
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        draws = torch.arange(masks.start, masks.stop, device=self.ids.device)
-        gone = 1 - (self.keep if isinstance(self.keep, float) else self.keep[samples, masks].double())
-        return keyed.bernoulli(self.key, self.ids[samples], draws, self.n_features, gone)
-
-
-def written_out(rule: MaskRule, samples: int) -> Given:
-    """All masks of a rule as one tensor: for those that are needed again after they were asked about."""
-    return Given(rule.removed(slice(0, samples), slice(0, rule.count)))
+    gone = 1 - (keep if isinstance(keep, float) else keep.double())
+    masks: Tensor = keyed.bernoulli(key, ids, torch.arange(draws, device=ids.device), features, gone)
+    return masks
 
 
 def mask_pieces(task: Task, masks: int) -> Iterator[Task]:
@@ -145,7 +106,39 @@ class SharesOut(MaskingExplainer):
 
 
 @dataclass(frozen=True)
-class FitsCells(Explainer):
+class ReadsCells(MaskingExplainer):
+    """Base of methods that draw many masks: of a large image they read cells of neighbours."""
+
+    stochastic: ClassVar[bool] = True
+
+    def cells_of(self, task: Task) -> Cells | None:
+        """The cells that features are joined into, or None where they stay as they are."""
+        raise NotImplementedError
+
+    def fitted(self, task: Task, context: Context) -> Tensor:
+        """The map (n, V) of a task whose features are the cells."""
+        raise NotImplementedError
+
+    def over_features(self, joined: Cells, values: Tensor) -> Tensor:
+        """The values of cells (n, cells) as those of their features: each has that of its cell."""
+        return values[:, joined.of]
+
+    def _pieces(self, task: Task) -> Iterator[Task]:
+        return mask_pieces(task, self.rows_per_sample(task))
+
+    def _stated(self, task: Task) -> dict[str, Any]:
+        joined = self.cells_of(task)
+        return {"cells": joined.in_words()} if joined is not None and joined.count < len(joined.of) else {}
+
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        joined = self.cells_of(task)
+        if joined is None:
+            return self.fitted(task, context)
+        return self.over_features(joined, self.fitted(joined.over(task), context))
+
+
+@dataclass(frozen=True)
+class FitsCells(ReadsCells):
     """Base of methods that fit one unknown per feature: of an image, those that its rows can tell apart."""
 
     def answers(self) -> int:
@@ -156,12 +149,7 @@ class FitsCells(Explainer):
         """Whether neighbours may be joined."""
         raise NotImplementedError
 
-    def fitted(self, task: Task, context: Context) -> Tensor:
-        """The unknowns (n, V) of a task whose features are the cells."""
-        raise NotImplementedError
-
     def cells_of(self, task: Task) -> Cells | None:
-        """The cells that features are joined into, or None where they stay as they are."""
         few = task.space.n_features <= self.answers() // ROWS_PER_FEATURE
         if few or not self.joins():
             return None
@@ -172,12 +160,14 @@ class FitsCells(Explainer):
         joined = self.cells_of(task)
         return task.space.n_features if joined is None else joined.count
 
+    def over_features(self, joined: Cells, values: Tensor) -> Tensor:
+        return joined.shared_out(values)
+
     def _stated(self, task: Task) -> dict[str, Any]:
-        joined, features = self.cells_of(task), task.space.n_features
-        if joined is not None:
-            return {"cells": joined.in_words()}
-        few = f"{self.answers()} answers for {features} features: one fit of many"
-        return {"underdetermined": few} if features > self.answers() else {}
+        stated, features = super()._stated(task), task.space.n_features
+        if stated or features <= self.answers():
+            return stated
+        return {"underdetermined": f"{self.answers()} answers for {features} features: one fit of many"}
 
     def check(self, task: Task) -> None:
         super().check(task)
@@ -188,12 +178,6 @@ class FitsCells(Explainer):
                 VeridicalWarning,
                 stacklevel=4,
             )
-
-    def attribute(self, task: Task, context: Context) -> Tensor:
-        joined = self.cells_of(task)
-        if joined is None:
-            return self.fitted(task, context)
-        return joined.shared_out(self.fitted(joined.over(task), context))
 
 
 @register

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,22 +11,22 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Between, Count, Within
 from veridical.core.key import Key
-from veridical.explainers.base import FILL_KEY, Explainer, register
+from veridical.explainers.base import FILL_KEY, register
 from veridical.explainers.diagnostics import record_split_half
 from veridical.explainers.layout import Cells, few_cells, grid_cells
-from veridical.explainers.occlusion import IndependentCoins, mask_pieces, written_out
+from veridical.explainers.occlusion import ReadsCells, coin_masks
 from veridical.explainers.surrogates import sample_blocks
 from veridical.models.context import Context
-from veridical.models.cost import Cost
 from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.perturb.fills import fill_state
 from veridical.perturb.probe import blocks, probe
+from veridical.perturb.rules import Given
 from veridical.values.task import Task
 
 
 @register
 @dataclass(frozen=True)
-class Rise(Explainer):
+class Rise(ReadsCells):
     """The mean response over masks m, weighted by how visible the feature is: E[y(x, m) m_i] / E[m_i].
 
     On the pixels of an image masks are `grid` x `grid` coins that show with probability `keep`, shifted at
@@ -51,18 +50,11 @@ class Rise(Explainer):
     version: ClassVar[int] = 4
     summary: ClassVar[str] = "mean response over random masks that show a feature"
     paper: ClassVar[str] = "Petsiuk et al. 2018"
-    stochastic: ClassVar[bool] = True
 
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
 
-    def _declared(self, task: Task) -> Cost:
-        return Cost(len(task) * self.draws * task.fill.repeats_on(task))
-
-    def _pieces(self, task: Task) -> Iterator[Task]:
-        return mask_pieces(task, self.rows_per_sample(task))
-
-    def _joined(self, task: Task) -> Cells | None:
+    def cells_of(self, task: Task) -> Cells | None:
         # more coins than masks can tell apart are noise: neighbours share one
         return None if self._smooth(task) else few_cells(task.space, self.grid**2)
 
@@ -70,30 +62,21 @@ class Rise(Explainer):
     def _smooth(task: Task) -> bool:
         return task.space.kind == "pixel" and not task.fill.looks_at_mask
 
-    def _stated(self, task: Task) -> dict[str, Any]:
-        joined = self._joined(task)
-        return {} if joined is None else {"cells": joined.in_words()}
-
-    def attribute(self, task: Task, context: Context) -> Tensor:
-        own, joined = context.key / "masks", self._joined(task)
+    def fitted(self, task: Task, context: Context) -> Tensor:
+        own, features = context.key / "masks", task.space.n_features
         if self._smooth(task):
-            masks = _SmoothMasks(
+            smooth = _SmoothMasks(
                 own, task.draw_ids, task.space.input_shape[-2:], self.draws, self.keep, self.grid
             )
-            totals = _ask_smooth(task, masks, context.key)
+            totals = _ask_smooth(task, smooth, context.key)
         else:
-            asked = task if joined is None else joined.over(task)
-            features = asked.space.n_features
-            rule = written_out(
-                IndependentCoins(own, task.draw_ids, features, self.draws, self.keep), len(task)
-            )
-            answers = probe(asked, rule, response="logit", key=context.key, memo=context.memo)
+            masks = coin_masks(own, task.draw_ids, features, self.draws, self.keep)
+            answers = probe(task, Given(masks), response="logit", key=context.key, memo=context.memo)
             totals = _Totals(len(task), features, task.device)
             for some in sample_blocks(len(task), self.draws * features, task.device):
-                totals.add(some, 0, answers[some], (~rule.masks[some]).double())
+                totals.add(some, 0, answers[some], (~masks[some]).double())
         record_split_half(context, task, self.draws, lambda half: totals.map(slice(half, half + 1), self))
-        values = totals.map(slice(2), self)
-        return (values if joined is None else values[:, joined.of]).to(task.outputs.dtype)
+        return totals.map(slice(2), self).to(task.outputs.dtype)
 
 
 class _Totals:
@@ -179,73 +162,38 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> _Totals:
 # --- sensitivity indices ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class ByCells:
-    """Masks over cells (N, M, cells), laid over the features that lie in each cell."""
-
-    masks: Tensor
-    cells: Tensor
-    """(V,): the cell of each feature."""
-
-    @property
-    def count(self) -> int:
-        return self.masks.shape[1]
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        return self.masks[samples, masks][..., self.cells]
-
-
 @dataclass(frozen=True)
-class _RandomMasks(Explainer):
+class _Indices(ReadsCells):
     """Base: pixels are removed by the cells of a grid, more patches than it has by blocks, others alone."""
 
     grid: Count = 8
     """Cells along each side of an image or volume by pixels."""
     blocks: Count = 25
     """The most blocks that patches are joined into: more would be mostly noise."""
-    stochastic: ClassVar[bool] = True
 
-    def masks(self, features: int) -> int:
-        """Masks that one sample is asked about."""
+    def masks_of(self, features: int) -> int:
+        """Masks that one sample with so many features, or cells, is asked about."""
         raise NotImplementedError
 
-    def indices(self, task: Task, cells: Tensor, count: int, context: Context) -> Tensor:
-        """The index (n, count) of each cell; `cells` (V,) says which one each feature lies in."""
-        raise NotImplementedError
-
-    def _stated(self, task: Task) -> dict[str, Any]:
-        joined = self._joined(task)
-        return {"cells": joined.in_words()} if joined is not None and joined.count < len(joined.of) else {}
-
-    def _joined(self, task: Task) -> Cells | None:
+    def cells_of(self, task: Task) -> Cells | None:
         whole = task.space.kind in ("pixel", "voxel")
         return grid_cells(task.space, self.grid) if whole else few_cells(task.space, self.blocks)
 
-    def _cells(self, task: Task) -> tuple[Tensor, int]:
-        features, cells = task.space.n_features, self._joined(task)
-        if cells is None:
-            return torch.arange(features, device=task.device), features
-        return cells.of, cells.count
+    def masks(self, task: Task) -> int:
+        cells = self.cells_of(task)
+        return self.masks_of(task.space.n_features if cells is None else cells.count)
 
     def rows_per_sample(self, task: Task) -> int:
-        return self.masks(self._cells(task)[1]) * task.fill.repeats_on(task)
+        return self.masks(task) * task.fill.repeats_on(task)
 
-    def _pieces(self, task: Task) -> Iterator[Task]:
-        return mask_pieces(task, self.rows_per_sample(task))
-
-    def attribute(self, task: Task, context: Context) -> Tensor:
-        cells, count = self._cells(task)
-        return self.indices(task, cells, count, context)[:, cells].to(task.outputs.dtype)
-
-
-def _coins(task: Task, key: Key, count: int, draws: int) -> Tensor:
-    """(N, draws, count): what a fair coin for each cell removes."""
-    return written_out(IndependentCoins(key, task.draw_ids, count, draws, 0.5), len(task)).masks
+    def coins(self, task: Task, key: Key, draws: int) -> Tensor:
+        """(N, draws, V): what a fair coin for each feature removes."""
+        return coin_masks(key, task.draw_ids, task.space.n_features, draws, 0.5)
 
 
 @register
 @dataclass(frozen=True)
-class Sobol(_RandomMasks):
+class Sobol(_Indices):
     """Total Sobol indices: the share of the output's variance that goes when a feature's mask is fixed.
 
     Features are kept by independent coins m. With m_i the same coins, the i-th drawn anew,
@@ -261,13 +209,13 @@ class Sobol(_RandomMasks):
     summary: ClassVar[str] = "share of the output's variance under random masks that involves a feature"
     paper: ClassVar[str] = "Fel et al. 2021"
 
-    def masks(self, features: int) -> int:
+    def masks_of(self, features: int) -> int:
         return self.draws * (features + 1)
 
-    def indices(self, task: Task, cells: Tensor, count: int, context: Context) -> Tensor:
-        coins = _coins(task, context.key / "coins", count, self.draws)[:, :, None]
-        turned = coins ^ torch.eye(count, dtype=torch.bool, device=task.device)
-        rule = ByCells(torch.cat([coins, turned], 2).flatten(1, 2), cells)
+    def fitted(self, task: Task, context: Context) -> Tensor:
+        coins = self.coins(task, context.key / "coins", self.draws)[:, :, None]
+        turned = coins ^ torch.eye(task.space.n_features, dtype=torch.bool, device=task.device)
+        rule = Given(torch.cat([coins, turned], 2).flatten(1, 2))
         answers = probe(task, rule, response="logit", key=FILL_KEY, memo=context.memo).unflatten(
             1, (self.draws, -1)
         )
@@ -277,12 +225,12 @@ class Sobol(_RandomMasks):
         # what both halves are divided by does not change their correlation
         record_split_half(context, task, self.draws, lambda half: squares[:, half::2].mean(1))
         share = squares.mean(1) / (4 * spread)
-        return share.nan_to_num(0.0, 0.0, 0.0)
+        return share.nan_to_num(0.0, 0.0, 0.0).to(task.outputs.dtype)
 
 
 @register
 @dataclass(frozen=True)
-class Hsic(_RandomMasks):
+class Hsic(_Indices):
     """Dependence between a feature's mask and the output, by the Hilbert-Schmidt independence criterion.
 
     HSIC_i = tr(K_i H L H) / (draws - 1)^2 over random masks, where K_i is 1 for two masks that treat feature
@@ -297,18 +245,18 @@ class Hsic(_RandomMasks):
     summary: ClassVar[str] = "dependence of the output on a feature's random mask"
     paper: ClassVar[str] = "Novello et al. 2022"
 
-    def masks(self, features: int) -> int:
+    def masks_of(self, features: int) -> int:
         return self.draws
 
-    def indices(self, task: Task, cells: Tensor, count: int, context: Context) -> Tensor:
-        masks = _coins(task, context.key / "masks", count, self.draws)
-        answers = probe(task, ByCells(masks, cells), response="logit", key=FILL_KEY, memo=context.memo)
+    def fitted(self, task: Task, context: Context) -> Tensor:
+        masks = self.coins(task, context.key / "masks", self.draws)
+        answers = probe(task, Given(masks), response="logit", key=FILL_KEY, memo=context.memo)
 
         def half(at: int) -> Tensor:
             return dependence(masks[:, at::2], answers[:, at::2])
 
         record_split_half(context, task, self.draws, half)
-        return dependence(masks, answers)
+        return dependence(masks, answers).to(task.outputs.dtype)
 
 
 def dependence(masks: Tensor, answers: Tensor) -> Tensor:

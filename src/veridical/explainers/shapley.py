@@ -15,19 +15,13 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Count, Within
 from veridical.core.key import Key
-from veridical.explainers.base import FILL_KEY, Explainer, register
+from veridical.explainers.base import FILL_KEY, register
 from veridical.explainers.diagnostics import difference_from_empty, record_split_half
-from veridical.explainers.occlusion import (
-    FitsCells,
-    SharesOut,
-    SizedSubsets,
-    mask_pieces,
-    written_out,
-)
-from veridical.explainers.surrogates import least_squares, sample_blocks, shared_counts, solved
+from veridical.explainers.occlusion import FitsCells, MaskingExplainer, SharesOut, mask_pieces
+from veridical.explainers.surrogates import least_squares, sample_blocks
 from veridical.models.context import Context
 from veridical.perturb.probe import probe
-from veridical.perturb.rules import AllSubsets, Given, MaskRule
+from veridical.perturb.rules import AllSubsets, Given
 from veridical.perturb.subset_table import FEW, places_of
 from veridical.values.task import Task
 
@@ -127,7 +121,7 @@ class Leaving:
 
 @register
 @dataclass(frozen=True)
-class ShapleySampling(Explainer):
+class ShapleySampling(MaskingExplainer):
     """The mean over random orders of what the output loses when a feature leaves in its turn.
 
     Every second order is the one before it turned round, which makes the values exact for models without
@@ -147,8 +141,11 @@ class ShapleySampling(Explainer):
     def _expected_sum(self, task: Task, key: Key) -> Tensor:
         return difference_from_empty(task, FILL_KEY)
 
+    def masks(self, task: Task) -> int:
+        return self.orders * (task.space.n_features - 1) + 1
+
     def rows_per_sample(self, task: Task) -> int:
-        return (self.orders * (task.space.n_features - 1) + 1) * task.fill.repeats_on(task)
+        return self.masks(task) * task.fill.repeats_on(task)
 
     def _pieces(self, task: Task) -> Iterator[Task]:
         return mask_pieces(task, self.rows_per_sample(task))
@@ -210,7 +207,6 @@ class KernelShap(FitsCells, SharesOut):
     version: ClassVar[int] = 4
     summary: ClassVar[str] = "Shapley values by weighted least squares"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
-    stochastic: ClassVar[bool] = True
 
     def answers(self) -> int:
         return self.budget
@@ -238,9 +234,6 @@ class KernelShap(FitsCells, SharesOut):
         drawn = torch.full_like(counts, 2 * ((self.budget - 1) // 2) + 1)
         return torch.where(counts <= self._enumerable, 2**counts - 1, drawn)
 
-    def _pieces(self, task: Task) -> Iterator[Task]:
-        return mask_pieces(task, self.rows_per_sample(task))
-
     def fitted(self, task: Task, context: Context) -> Tensor:
         features = task.space.n_features
         if task.space.valid is None:
@@ -264,12 +257,15 @@ class KernelShap(FitsCells, SharesOut):
         exact = features <= self._enumerable
         if exact:
             pairs, places = 2 ** (features - 1) - 1, torch.where(valid, valid.cumsum(-1) - 1, -1)
-            sets: MaskRule = AllSubsets(places, pairs)
+            rule = AllSubsets(places, pairs)
+            chosen = rule.removed(slice(0, len(task)), slice(0, pairs))
         else:
             pairs = (self.budget - 1) // 2
             sizes = _spread_sizes(context.key / "sizes", task.draw_ids, pairs, there, task.space.n_features)
-            sets = SizedSubsets(context.key / "sets", task.draw_ids, task.space.n_features, sizes, given)
-        chosen = written_out(sets, len(task)).masks
+            draws = torch.arange(pairs, device=task.device)
+            chosen = keyed.subsets(
+                context.key / "sets", task.draw_ids, draws, task.space.n_features, sizes[..., None], given
+            )
         # all features first, then each set and what it leaves
         kept = valid[:, None] & ~chosen
         both = torch.stack([chosen, kept], 2).flatten(1, 2)
@@ -326,29 +322,13 @@ def _deviations(
     equations of a feature cancel, so that is no part of any value, but in a sample it is most of the noise.
     """
     there = valid.sum(-1, keepdim=True).double()
-    gram = shared_counts(kept) if kept.shape[-1] > kept.shape[-2] else None
-    # how many features a set has stands on the diagonal
-    size = kept.sum(-1).double() if gram is None else gram.diagonal(dim1=-2, dim2=-1).clone()
+    size = kept.sum(-1).double()
     share = size / there
     half = (answers[..., 0] - answers[..., 1]) / 2 - (share - 0.5) * total
     spread = size * (1 - share)
     scale = (spread if weights is None else spread * weights).sum(-1, keepdim=True) / there
     # with fewer sets than features the smallest solution is taken: a vanishing ridge
     ridge = 1e-11 * scale[:, 0]
-    if gram is not None:
-        gram.sub_(size[..., None] * share[:, None])
-        root = None if weights is None else weights.sqrt()
-        if root is not None:
-            gram.mul_(root[..., None]).mul_(root[:, None])
-            half = half * root
-        gram.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
-        dual = solved(gram, half[..., None])[..., 0]
-        dual = dual if root is None else dual * root
-        fitted = (dual[:, None] @ kept.view(torch.uint8).double())[:, 0] - (dual * share).sum(
-            -1, keepdim=True
-        ) * valid
-        # sets drawn twice leave a large rounding, which must not be in the sum
-        return fitted - fitted.sum(-1, keepdim=True) / there * valid
     rows = (kept.view(torch.uint8).double() - share[..., None]).mul_(valid[:, None])
     # no row says anything on "all alike"; one more that asks it to be 0 changes nothing else
     rows = torch.cat([rows, valid[:, None] / there[..., None].sqrt()], 1)

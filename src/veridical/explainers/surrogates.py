@@ -15,11 +15,11 @@ from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Positive, Within
 from veridical.explainers.base import register
 from veridical.explainers.diagnostics import record_split_half
-from veridical.explainers.occlusion import FitsCells, IndependentCoins, mask_pieces, written_out
-from veridical.functional.devices import at_a_time, no_autocast
+from veridical.explainers.occlusion import FitsCells, coin_masks
+from veridical.functional.devices import at_a_time
 from veridical.models.context import Context
-from veridical.models.cost import Cost
 from veridical.perturb.probe import probe
+from veridical.perturb.rules import Given
 from veridical.values.task import Task
 
 
@@ -47,7 +47,6 @@ class Lime(FitsCells):
     version: ClassVar[int] = 4
     summary: ClassVar[str] = "weighted linear fit to randomly masked inputs"
     paper: ClassVar[str] = "Ribeiro et al. 2016"
-    stochastic: ClassVar[bool] = True
 
     def answers(self) -> int:
         return self.draws
@@ -58,70 +57,47 @@ class Lime(FitsCells):
     def rows_per_sample(self, task: Task) -> int:
         return self.draws
 
-    def _declared(self, task: Task) -> Cost:
-        return Cost(len(task) * self.draws * task.fill.repeats_on(task))
-
-    def _pieces(self, task: Task) -> Iterator[Task]:
-        return mask_pieces(task, self.rows_per_sample(task))
-
     def fitted(self, task: Task, context: Context) -> Tensor:
         features, valid = task.space.n_features, task.space.valid
         keep = 1 - keyed.uniform(context.key / "sizes", task.draw_ids, 0, self.draws)
-        rule = written_out(
-            IndependentCoins(context.key / "masks", task.draw_ids, features, self.draws, keep), len(task)
+        masks = coin_masks(context.key / "masks", task.draw_ids, features, self.draws, keep)
+        answers = probe(
+            task, Given(masks), response="logit", key=context.key, with_clean=True, memo=context.memo
         )
-        answers = probe(task, rule, response="logit", key=context.key, with_clean=True, memo=context.memo)
         there = task.space.counts(len(task)).to(task.device)[:, None].double()
         out = answers.new_empty(len(task), features)
         for some in sample_blocks(len(task), self.draws * features, task.device):
-            removed = rule.masks[some] if valid is None else rule.masks[some] & valid[some, None]
-            gram = shared_counts(removed) if features > self.draws else None
-            # how many features a mask removes stands on the diagonal
-            gone = removed.sum(-1) if gram is None else gram.diagonal(dim1=-2, dim2=-1)
-            weights = torch.exp(-((gone / there[some] / self.kernel_width) ** 2))
+            removed = masks[some] if valid is None else masks[some] & valid[some, None]
+            weights = torch.exp(-((removed.sum(-1) / there[some] / self.kernel_width) ** 2))
             # a feature's removal says what its presence does, with the sign turned; the input removes nothing
             weights = F.pad(weights, (1, 0), value=1.0)
             fit = (removed, -answers[some], weights)
-            out[some] = ridge_fit(*fit, self.ridge, gram)
+            out[some] = ridge_fit(*fit, self.ridge)
             half = partial(_half_fit, *fit, self.ridge)
             record_split_half(context, task, self.draws, half, some)
         return out.to(task.outputs.dtype)
 
 
-def _half_fit(truths: Tensor, answers: Tensor, weights: Tensor, ridge: float, half: int) -> Tensor:
+def _half_fit(removed: Tensor, answers: Tensor, weights: Tensor, ridge: float, half: int) -> Tensor:
     """The fit of every second draw; the row in front belongs to both halves."""
     y, w = (torch.cat([each[:, :1], each[:, 1 + half :: 2]], 1) for each in (answers, weights))
-    return ridge_fit(truths[:, half::2], y, w, ridge / 2)
+    return ridge_fit(removed[:, half::2], y, w, ridge / 2)
 
 
-def ridge_fit(
-    truths: Tensor, answers: Tensor, weights: Tensor, ridge: float, gram: Tensor | None = None
-) -> Tensor:
-    """Weighted ridge regression (B, V) of answers (B, M) on truth values (B, M, V), the intercept left free.
+def ridge_fit(removed: Tensor, responses: Tensor, weights: Tensor, ridge: float) -> Tensor:
+    """Weighted ridge regression (B, V) of responses (B, 1 + M) on masks (B, M, V), the intercept left free.
 
-    One answer and weight more, in front, belong to a row that is all False. Solved over the smaller of masks
-    and features; `gram` is `shared_counts(truths)` if it is known, and is written over.
+    The first response and weight belong to a row that is all False.
     """
-    ones, front = truths.view(torch.uint8), answers.shape[-1] - truths.shape[-2]
-    if truths.shape[-1] <= truths.shape[-2]:
-        # the free intercept drops out when everything is measured from its weighted mean
-        total, root = weights.sum(-1, keepdim=True), weights[:, front:].sqrt()
-        answers = (answers - (answers * weights).sum(-1, keepdim=True) / total)[:, front:]
-        scaled = ones.double().mul_(root[..., None])
-        mean = scaled.mT @ root[..., None] / total[..., None]
-        gram = (scaled.mT @ scaled).baddbmm_(mean, (mean * total[..., None]).mT, alpha=-1)
-        gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
-        return solved(gram, (scaled.mT @ (answers * root)[..., None]))[..., 0]
-    # b = X'z with (XX' + ridge / W) z = y - c, where the intercept c is such that z sums to 0
-    gram = shared_counts(truths) if gram is None else gram
-    loose = weights.clamp(min=1e-200) / ridge  # less is as good as none
-    gram.diagonal(dim1=-2, dim2=-1).add_(1 / loose[:, front:])
-    both = torch.stack([answers, torch.ones_like(answers)], -1)
-    found = solved(gram, both[:, front:])
-    # a row that is all False has z = (y - c) w / ridge whatever the others are
-    sums = found.sum(1) + (both * loose[..., None])[:, :front].sum(1)
-    dual = found[..., 0] - found[..., 1] * (sums[:, :1] / sums[:, 1:])
-    return (dual[:, None] @ ones.double())[:, 0]
+    rows = F.pad(removed.double(), (0, 0, 1, 0))
+    # the free intercept drops out when everything is measured from its weighted mean
+    share = weights / weights.sum(-1, keepdim=True)
+    return least_squares(
+        rows - share[:, None] @ rows,
+        responses - (share * responses).sum(-1, keepdim=True),
+        weights,
+        ridge,
+    )
 
 
 # --- least squares over boolean masks, one fit per sample -------------------------------------------------
@@ -136,13 +112,6 @@ def sample_blocks(samples: int, elements_per_sample: int, device: torch.device) 
     size = max(1, most // max(1, elements_per_sample))
     for at in range(0, samples, size):
         yield slice(at, min(samples, at + size))
-
-
-def shared_counts(removed: Tensor) -> Tensor:
-    """How many features each two masks have in common: (B, M, V) booleans -> (B, M, M), in float64."""
-    ones = removed.to(torch.float32)  # which counts exactly far beyond any number of features
-    with no_autocast(ones):
-        return (ones @ ones.mT).double()
 
 
 def solved(gram: Tensor, right: Tensor) -> Tensor:
