@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import veridical as vd
+from scripts.make_tasks import make, quality
 from veridical.core.files import load_tensors
 from veridical.core.key import Key
 from veridical.data import embedded, files, reviews, tasks, training
 from veridical.data.networks import SeriesLSTM, mlp
 from veridical.data.tasks import ENTRIES, _maker
-from veridical.data.training import Data, Recipe, cache_folder, fit, initialise, quality, split, trained
+from veridical.data.training import Data, Recipe, cache_folder, fit, initialise, split, trained
 from veridical.errors import FormatError, InputError, MissingExtraError, UnknownNameError
 
 NAMES = sorted(embedded.SHIPPED)
@@ -45,7 +46,7 @@ def test_what_is_listed_is_what_is_measured(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_task_never_evaluates_what_it_was_trained_on(name):
-    data = embedded.SHIPPED[name].data()
+    data = embedded.SHIPPED[name][1]()
     assert not set(data.train.tolist()) & set(data.test.tolist())
     assert len(data.train) + len(data.test) == len(data.rows)
     task = vd.tasks.load(name, samples=7)
@@ -140,8 +141,6 @@ def test_embeddings_of_reviews_answer_alike():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_training_again_gives_the_same_quality(name, tmp_path):
-    from scripts.make_tasks import make
-
     again = make(name, tmp_path)
     assert again == pytest.approx(listed(name), abs=0.02)
     assert (tmp_path / f"{name}.safetensors").is_file()

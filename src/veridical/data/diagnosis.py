@@ -13,7 +13,6 @@ from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.data.switching import reference_cost
 from veridical.explainers.base import Explainer
-from veridical.explainers.base import registry as explainers
 from veridical.explainers.base import registry as explainers_by_name
 from veridical.metrics.base import AnyMetric, ExplainerMetric
 from veridical.metrics.base import registry as metrics
@@ -21,8 +20,6 @@ from veridical.models.cost import Cost
 from veridical.models.predictor import take_side
 from veridical.values.task import Task
 
-OF_FEATURES = ("occlusion", "feature_ablation")
-"""Explainers that evaluate one row per feature."""
 FEW_FEATURES = 12
 """Up to here the outputs of all masks are in one table, and each mask is evaluated once."""
 TRIAL_SECONDS = 5.0
@@ -62,8 +59,8 @@ def diagnose(task: Task) -> Diagnosis:
     left_out: dict[str, str] = {}
     rows: dict[str, int] = {}
     pace = _seconds_per_row(task)
-    for name in explainers:
-        made = explainers.make(name)
+    for name in explainers_by_name:
+        made = explainers_by_name.make(name)
         reason = made.inapplicable_reason(task)
         if reason is None:
             try:
@@ -95,11 +92,11 @@ def _about(task: Task) -> list[str]:
 
 
 def _warnings(task: Task) -> list[str]:
-    said = []
+    found = []
     if task.labels is not None and task.head in ("multiclass", "binary"):
         right = float((task.predictions == task.labels).double().mean())
         if right <= 1.5 / task.n_outputs and right < 0.9:
-            said.append(
+            found.append(
                 f"the model is right in {right:.0%} of samples, hardly more than guessing: are inputs "
                 "prepared and labels numbered as in training?"
             )
@@ -108,27 +105,24 @@ def _warnings(task: Task) -> list[str]:
         and len(task) > 1
         and len(task.predictions.unique()) == 1
     ):
-        said.append(f"the model predicts class {int(task.predictions[0])} for every sample")
+        found.append(f"the model predicts class {int(task.predictions[0])} for every sample")
     if task.train is None and task.modality == "table":
-        said.append("no reference rows (--train): removed columns become zero, which may mean nothing here")
+        found.append("no reference rows (--train): removed columns become zero, which may mean nothing here")
     if len(task) < 16:
-        said.append(f"{len(task)} samples are few: intervals will be wide")
-    return said
+        found.append(f"{len(task)} samples are few: intervals will be wide")
+    return found
 
 
 def _rows(explainer: Explainer, task: Task, pace: float) -> int:
-    """What a map of the first sample costs: counted where that is soon done, else reckoned."""
-    # a task of its own: answers to masks are shared, and each explainer is counted as if it came alone
+    """What a map of the first sample costs: counted where that is soon done, else as declared."""
     one = task[:1].changed(alone=True)
-    cost, features = explainer._declared(one), task.space.n_features
-    each = max(cost.forward, features if explainer.name in OF_FEATURES else 0)
-    if "gradient" not in explainer.needs:
-        repeats = task.fill.repeats_on(task)
-        each = min(each * repeats, 2**features * repeats if features <= FEW_FEATURES else each * repeats)
-    if (each + BACKWARD * cost.backward) * pace < TRIAL_SECONDS:
-        cost = explainer(one, Key(0)).cost
-        each = cost.forward
-    return each + BACKWARD * cost.backward
+    declared = _weighed(explainer._declared(one))
+    return declared if declared * pace > TRIAL_SECONDS else _weighed(explainer(one, Key(0)).cost)
+
+
+def _weighed(cost: Cost) -> int:
+    """Rows forward, with those backward counted as rows forward that take as long."""
+    return cost.forward + BACKWARD * cost.backward
 
 
 def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
@@ -137,7 +131,7 @@ def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
     A metric that explains again is tried with a method that evaluates nothing.
     """
     two = task[:2].changed(alone=True)
-    chance = explainers.make("random")
+    chance = explainers_by_name.make("random")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -145,7 +139,7 @@ def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
             cost = metric(two, subject, Key(0)).cost  # type: ignore[operator]
     except Exception:  # reported where it is scored
         return None
-    return -(-(cost.forward + BACKWARD * cost.backward) // len(two))
+    return -(-_weighed(cost) // len(two))
 
 
 def _seconds_per_row(task: Task) -> float:
@@ -176,11 +170,11 @@ class Estimate:
     @property
     def minutes(self) -> float:
         """About how long it takes here."""
-        return (self.cost.forward + BACKWARD * self.cost.backward) * self.seconds_per_row / 60
+        return _weighed(self.cost) * self.seconds_per_row / 60
 
     def __str__(self) -> str:
-        said = f"about {self.minutes:.2g} minutes here: at most {self.cost}"
-        return "\n".join([f"{said}, {self.seconds_per_row:.3g} s per row", *self.notes])
+        cost = f"about {self.minutes:.2g} minutes here: at most {self.cost}"
+        return "\n".join([f"{cost}, {self.seconds_per_row:.3g} s per row", *self.notes])
 
 
 @checked
@@ -203,7 +197,6 @@ def estimate(task: Task, explainers: Iterable[str], *, perturbed_models: int = 0
     Estimate
         Rows forward and backward at most, seconds per row, minutes, and notes.
     """
-    names = [explainers_by_name.make(name).name for name in explainers]
     counts = task.space.counts(len(task))
     few = counts <= FEW_FEATURES
     forward = int((2 ** counts[few].clamp(max=FEW_FEATURES)).sum())
@@ -215,10 +208,10 @@ def estimate(task: Task, explainers: Iterable[str], *, perturbed_models: int = 0
             f"(up to {int(counts.max())}), too many for a table of all subsets: masks are drawn, and each "
             "metric evaluates its own, which is not counted here"
         )
-    for name in names:
-        made = explainers_by_name.make(name)
-        if made.inapplicable_reason(task) is not None:
-            notes.append(f"{name} does not apply: {made.inapplicable_reason(task)}")
+    for made in map(explainers_by_name.make, explainers):
+        reason = made.inapplicable_reason(task)
+        if reason is not None:
+            notes.append(f"{made.name} does not apply: {reason}")
         elif "gradient" in made.needs:
             cost = made._declared(task)
             forward += cost.forward * (1 + perturbed_models)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from veridical.data import reviews as writing
 from veridical.data.files import package_file
 from veridical.data.images import read_image
 from veridical.data.networks import DigitsCNN, LeNet, SeriesCNN, SeriesLSTM, TextCNN, mlp
-from veridical.data.training import Data, Recipe, assemble, fit, pick, quality, split, trained
+from veridical.data.training import Data, Recipe, assemble, pick, split, trained
 from veridical.errors import FormatError
 from veridical.perturb.fills import Token
 from veridical.values.space import Space
@@ -29,36 +28,19 @@ WEIGHTS = Path(__file__).parent / "shipped_weights"
 WEIGHTS_KIND = "task weights"
 
 
-@dataclass(frozen=True)
-class Shipped:
-    """How one shipped model is built, on which data, and how it was trained."""
-
-    network: Callable[[], nn.Module]
-    data: Callable[[], Data]
-    recipe: Recipe
-
-
-def train(name: str) -> tuple[nn.Module, float]:
-    """Train a shipped model anew; also its accuracy (or R^2) on the held-out rows."""
-    plan = SHIPPED[name]
-    data = plan.data()
-    model = fit(plan.network(), *data.training, plan.recipe, name)
-    with torch.no_grad():
-        outputs = model(data.rows[data.test])
-    return model, quality(outputs, data.labels[data.test])
-
-
 def stored(name: str) -> nn.Module:
     """The shipped model of this name."""
     tensors, _ = files.load_tensors(WEIGHTS / f"{name}.safetensors", WEIGHTS_KIND)
-    model = SHIPPED[name].network()
+    network, _ = SHIPPED[name]
+    model = network()
     model.load_state_dict(tensors)
     return model.eval()
 
 
 def shipped(samples: int | None, seed: int, name: str, **extra: Any) -> Task:
     """The task of a shipped model whose data need no further word."""
-    return assemble(stored(name), SHIPPED[name].data(), name, samples, seed, **extra)
+    _, data = SHIPPED[name]
+    return assemble(stored(name), data(), name, samples, seed, **extra)
 
 
 # --- the data -------------------------------------------------------------------------------------------
@@ -120,20 +102,16 @@ def reviews(samples: int | None, seed: int) -> Task:
 
 _cancer, _wine, _diabetes = (partial(table_data, table) for table in ("breast_cancer", "wine", "diabetes"))
 
-SHIPPED: dict[str, Shipped] = {
-    "digits": Shipped(DigitsCNN, digits_data, Recipe(30, rate=3e-3, decay=1e-3)),
-    "breast_cancer": Shipped(partial(mlp, 30, 2), _cancer, Recipe(40, rate=3e-3, decay=1e-2)),
-    "breast_cancer_logistic": Shipped(partial(nn.Linear, 30, 2), _cancer, Recipe(60, rate=1e-2, decay=1e-1)),
-    "wine": Shipped(partial(mlp, 13, 3), _wine, Recipe(60, rate=3e-3, decay=1e-2)),
-    "wine_logistic": Shipped(partial(nn.Linear, 13, 3), _wine, Recipe(80, rate=1e-2, decay=1e-1)),
-    "diabetes": Shipped(
-        partial(mlp, 10, 1, 16), _diabetes, Recipe(40, rate=3e-3, decay=1e-1, loss="squared")
-    ),
-    "reviews": Shipped(
-        partial(TextCNN, len(writing.VOCABULARY)), reviews_data, Recipe(20, rate=5e-3, decay=1e-2)
-    ),
+SHIPPED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Data]]] = {
+    "digits": (DigitsCNN, digits_data),
+    "breast_cancer": (partial(mlp, 30, 2), _cancer),
+    "breast_cancer_logistic": (partial(nn.Linear, 30, 2), _cancer),
+    "wine": (partial(mlp, 13, 3), _wine),
+    "wine_logistic": (partial(nn.Linear, 13, 3), _wine),
+    "diabetes": (partial(mlp, 10, 1, 16), _diabetes),
+    "reviews": (partial(TextCNN, len(writing.VOCABULARY)), reviews_data),
 }
-
+"""The network and the data of each task with weights in the package; `scripts/make_tasks.py` makes them."""
 
 MNIST_RECIPE = Recipe(epochs=8, rate=3e-3, batch=64, decay=1e-3)
 MOTION_RECIPE = Recipe(epochs=40, rate=3e-3, batch=8, decay=1e-2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,25 +10,22 @@ import torch
 from torch import Tensor, nn
 
 
-class DigitsCNN(nn.Module):
+class DigitsCNN(nn.Sequential):
     """Two convolutions and two dense layers for 8 x 8 images of one channel."""
 
     def __init__(self, classes: int = 10) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
-        self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
-        self.relu2 = nn.ReLU()
-        self.pool = nn.MaxPool2d(2)
-        self.flatten = nn.Flatten()
-        self.dense = nn.Linear(512, 32)
-        self.relu3 = nn.ReLU()
-        self.head = nn.Linear(32, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(self.relu2(self.conv2(self.relu1(self.conv1(x)))))
-        x = self.relu3(self.dense(self.flatten(x)))
-        return self.head(x)
+        layers = OrderedDict[str, nn.Module](
+            conv1=nn.Conv2d(1, 16, 3, padding=1),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(16, 32, 3, padding=1),
+            relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            dense=nn.Linear(512, 32),
+            relu3=nn.ReLU(),
+            head=nn.Linear(32, classes),
+        )
+        super().__init__(layers)
 
 
 def mlp(columns: int, outputs: int, hidden: int = 32) -> nn.Sequential:
@@ -60,47 +58,42 @@ class TextCNN(nn.Module):
         return self.head((x * present).amax(-1))
 
 
-class ColourCNN(nn.Module):
+class ColourCNN(nn.Sequential):
     """Three convolutions with stride and one dense layer for 28 x 28 colour images."""
 
     def __init__(self, classes: int = 10) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 5, stride=2, padding=2)
-        self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(16, 32, 3, stride=2, padding=1)
-        self.relu2 = nn.ReLU()
-        self.conv3 = nn.Conv2d(32, 48, 3, stride=2, padding=1)
-        self.relu3 = nn.ReLU()
-        self.flatten = nn.Flatten()
-        self.head = nn.Linear(48 * 16, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu2(self.conv2(self.relu1(self.conv1(x))))
-        return self.head(self.flatten(self.relu3(self.conv3(x))))
+        layers = OrderedDict[str, nn.Module](
+            conv1=nn.Conv2d(3, 16, 5, stride=2, padding=2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            relu2=nn.ReLU(),
+            conv3=nn.Conv2d(32, 48, 3, stride=2, padding=1),
+            relu3=nn.ReLU(),
+            flatten=nn.Flatten(),
+            head=nn.Linear(48 * 16, classes),
+        )
+        super().__init__(layers)
 
 
-class LeNet(nn.Module):
+class LeNet(nn.Sequential):
     """LeNet-5 with ReLU and max-pooling: 6-16-120-84-10, for 28 x 28 images of one channel in [0, 1]."""
 
     def __init__(self, classes: int = 10) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
-        self.relu1 = nn.ReLU()
-        self.pool1 = nn.MaxPool2d(2)
-        self.conv2 = nn.Conv2d(6, 16, 5)
-        self.relu2 = nn.ReLU()
-        self.pool2 = nn.MaxPool2d(2)
-        self.flatten = nn.Flatten()
-        self.dense1 = nn.Linear(400, 120)
-        self.relu3 = nn.ReLU()
-        self.dense2 = nn.Linear(120, 84)
-        self.relu4 = nn.ReLU()
-        self.head = nn.Linear(84, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool1(self.relu1(self.conv1(x)))
-        x = self.flatten(self.pool2(self.relu2(self.conv2(x))))
-        return self.head(self.relu4(self.dense2(self.relu3(self.dense1(x)))))
+        layers = OrderedDict[str, nn.Module](
+            conv1=nn.Conv2d(1, 6, 5, padding=2),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(6, 16, 5),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            dense1=nn.Linear(400, 120),
+            relu3=nn.ReLU(),
+            dense2=nn.Linear(120, 84),
+            relu4=nn.ReLU(),
+            head=nn.Linear(84, classes),
+        )
+        super().__init__(layers)
 
 
 class SeriesCNN(nn.Module):

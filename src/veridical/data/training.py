@@ -81,14 +81,6 @@ def assemble(model: nn.Module, data: Data, name: str, samples: int | None, seed:
     )
 
 
-def quality(outputs: Tensor, labels: Tensor) -> float:
-    """Accuracy of class outputs; R^2 of a single one."""
-    if outputs.shape[1] > 1:
-        return float((outputs.argmax(1) == labels).double().mean())
-    truth = labels.double()
-    return float(1 - (outputs[:, 0] - truth).square().sum() / (truth - truth.mean()).square().sum())
-
-
 # --- training -------------------------------------------------------------------------------------------
 
 
