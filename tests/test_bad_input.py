@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import Convolution, mlp
+from veridical.core.space import Space
 from veridical.errors import (
     InputError,
     ModelError,
@@ -17,7 +18,6 @@ from veridical.errors import (
     UnknownNameError,
     VeridicalWarning,
 )
-from veridical.values.space import Space
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

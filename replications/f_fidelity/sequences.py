@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 import veridical as vd
 from replications.f_fidelity import data
+from veridical.core.space import Space
 from veridical.data.networks import SeriesCNN, SeriesLSTM, TextTransformer
 from veridical.data.training import Recipe, fit
 from veridical.perturb.fills import Token
-from veridical.values.space import Space
 
 STEPS = 25
 LENGTH, WORDS, LEAST_WORDS = 40, 6000, 10

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.data import reviews as writing
 from veridical.data.embedded import digits_data, table_data
 from veridical.data.known_answers import (
@@ -33,7 +34,6 @@ from veridical.data.known_answers import (
 from veridical.data.networks import DigitsCNN, LeNet, TextCNN, mlp
 from veridical.data.training import Recipe, fit
 from veridical.perturb.fills import Token, Zero
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 TRAIN = 400

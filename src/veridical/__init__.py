@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from veridical._version import __version__ as __version__
 from veridical.api import evaluate, explain, list_explainers, list_metrics, register, score
 from veridical.core.lazy import lazy_names
+from veridical.core.space import Space
 from veridical.explainers.base import Explainer
 from veridical.metrics.base import Metric
 from veridical.models.plan import Plan
@@ -17,7 +18,6 @@ from veridical.perturb import fills
 from veridical.values.evaluation import Evaluation
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ import veridical as vd
 from tests.reference.composite_double import EpsilonPlus
 from tests.reference.explainers import relevance
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError, VeridicalError
 from veridical.explainers import Lrp, from_captum, from_shap, from_zennit
 from veridical.models.predictor import Plan
 from veridical.perturb.fills import Constant
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 

@@ -7,9 +7,9 @@ from torch import nn
 
 from tests.reference.architectures import made
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import AttentionRollout, GradientXAttention
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 

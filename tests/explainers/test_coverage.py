@@ -10,6 +10,7 @@ import veridical as vd
 from tests.reference import detach_trick
 from tests.reference.architectures import CONVOLUTIONAL, HUGGING_FACE, OTHERS, made
 from tests.reference.coverage import CHECKS, ELSEWHERE, LAWFUL
+from veridical.core.space import Space
 from veridical.explainers import (
     DeepLift,
     KernelShap,
@@ -21,7 +22,6 @@ from veridical.explainers import (
 from veridical.explainers.controls import image_edges
 from veridical.plots import slices
 from veridical.report.gallery import gallery
-from veridical.values.space import Space
 
 FEW = {
     "deeplift_shap": {"baselines": 2},

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from tests.reference.shapley import exact_shapley
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers import KernelShap, Lime
 from veridical.perturb.fills import Constant, Token
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 

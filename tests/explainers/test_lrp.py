@@ -14,10 +14,10 @@ import veridical as vd
 from tests.reference.explainers import relevance_two_layers as relevance
 from tests.reference.small_nets import draw, seeded
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import InputXGradient, Lrp, LrpAlphaBeta, LrpEpsilon, LrpGamma, LrpZPlus, registry
 from veridical.explainers.trace.relevance_rules import RULES
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 EVERY = [Lrp(), LrpEpsilon(), LrpGamma(), LrpZPlus(), LrpAlphaBeta()]

@@ -9,13 +9,13 @@ from torch import nn
 
 import veridical as vd
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import ModelError
 from veridical.explainers import FeatureAblation, KernelShap, Lime, Occlusion, occlusion
 from veridical.explainers.occlusion import mask_pieces
 from veridical.explainers.surrogates import solved
 from veridical.perturb.fills import Constant, Marginal
 from veridical.testing import tiny_task
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from tests.reference.explainers import halving_order, owen_values
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.explainers import ExactShapley, PartitionShap
 from veridical.explainers.partition_shap import TOGETHER, Beside, halving_paths, rows_of_tree
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 

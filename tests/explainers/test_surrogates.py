@@ -10,13 +10,13 @@ from torch.nn import functional as F
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError
 from veridical.explainers import Lime, Rise
 from veridical.explainers.rise import _SmoothMasks
 from veridical.explainers.surrogates import least_squares
 from veridical.models.predictor import Plan
 from veridical.perturb.fills import Blur, Custom, Token
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 

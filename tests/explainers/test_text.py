@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import veridical as vd
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.data.reviews import SentenceClassifier
 from veridical.explainers import Gradient, InputXGradient, IntegratedGradients, LrpEpsilon, Saliency
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 

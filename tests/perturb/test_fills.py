@@ -10,11 +10,11 @@ from scipy import ndimage
 import veridical as vd
 from tests.reference.small_models import mlp
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
 from veridical.metrics.faithfulness import PixelFlipping
 from veridical.perturb import fills
 from veridical.perturb.fills import as_fill, default_fill
-from veridical.values.space import Space
 
 KEY = Key(0)
 IDS = torch.arange(3)

@@ -17,6 +17,7 @@ from tests.reference import probe as reference
 from tests.reference.small_models import Convolution, Text, mlp
 from veridical.core import key as keyed
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.models.predictor import Plan
@@ -24,7 +25,6 @@ from veridical.perturb import fills
 from veridical.perturb.fills import NeighbourMean, NoisyLinear
 from veridical.perturb.probe import blocks, probe
 from veridical.perturb.rules import Given, RandomSubsets, RankThreshold, step_counts
-from veridical.values.space import Space
 
 KEY = Key(4) / "probe"
 

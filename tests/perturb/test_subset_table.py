@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import Text, mlp
+from veridical.core.space import Space
 from veridical.explainers.base import registry as explainer_registry
 from veridical.fidelity import FFid, RFid
 from veridical.fidelity.falls import measure
@@ -24,7 +25,6 @@ from veridical.perturb import subset_table
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets, Given
 from veridical.perturb.subset_table import places_of
-from veridical.values.space import Space
 
 SIZES = list(range(1, 9))
 

@@ -9,6 +9,7 @@ import veridical as vd
 from veridical.auditing import Test
 from veridical.auditing.evidence import HERE, THERE
 from veridical.auditing.sentences import in_words
+from veridical.core.space import Space
 from veridical.data import known_language
 from veridical.data.known_language import WordTokenizer
 from veridical.data.networks import CausalTransformer
@@ -16,7 +17,6 @@ from veridical.report.evaluation import curves, write_evaluation
 from veridical.report.first_page import _removed, in_a_sentence
 from veridical.report.gallery import coloured, gallery, head_grid, of_heads, of_prompts
 from veridical.report.verification import callers_module
-from veridical.values.space import Space
 
 SCRIPT = "<script>alert(1)</script> "
 WORDS = ("...", "a ", "b ", ". ", "f ", SCRIPT)

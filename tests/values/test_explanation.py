@@ -14,8 +14,8 @@ from torch import nn
 
 import veridical as vd
 from tests.reference.small_models import mlp
+from veridical.core.space import Space
 from veridical.errors import FormatError, InputError, ShapeError
-from veridical.values.space import Space
 
 
 def explanation(values: list[list[float]], valid: list[list[bool]] | None = None) -> vd.Explanation:

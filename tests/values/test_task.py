@@ -14,11 +14,11 @@ import veridical as vd
 from tests.reference.small_models import Convolution, Text, mlp
 from veridical.core import key as keyed
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
 from veridical.explainers.adapters import FunctionExplainer
 from veridical.models.predictor import Plan
 from veridical.perturb import fills
-from veridical.values.space import Space
 
 KEY = Key(2)
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from veridical.core import files
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.data import reviews as writing
 from veridical.data.files import package_file
 from veridical.data.images import read_image
@@ -21,7 +22,6 @@ from veridical.data.networks import DigitsCNN, LeNet, SeriesCNN, SeriesLSTM, Tex
 from veridical.data.training import Data, Recipe, assemble, pick, split, trained
 from veridical.errors import FormatError
 from veridical.perturb.fills import Token
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 WEIGHTS = Path(__file__).parent / "shipped_weights"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from veridical.core.allowed import Count
 from veridical.core.settings import checked
+from veridical.core.space import Space
 from veridical.data.prompt_texts import (
     Prompt,
     Units,
@@ -26,7 +27,6 @@ from veridical.models.predictor import Side, check_finite, plain_output, take_si
 from veridical.models.private_copy import private_copy
 from veridical.models.prompts import Off, PromptModel, SwitchedOff, near
 from veridical.perturb.fills import Zero
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 NEUTRAL = (" ...", "...", " the", ".")

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from veridical.core.space import Space
 from veridical.data.files import require
 from veridical.data.images import ImageReader, open_image
 from veridical.errors import (
@@ -24,7 +25,6 @@ from veridical.errors import (
     VeridicalWarning,
 )
 from veridical.perturb.fills import Token
-from veridical.values.space import Space
 
 # --- classifiers of texts and images --------------------------------------------------------------------
 

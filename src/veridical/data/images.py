@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from veridical.core.files import check_limit
+from veridical.core.space import Space
 from veridical.data.files import IMAGE_SUFFIXES, Examples, require, some_rows
 from veridical.data.model_files import LoadedModel
 from veridical.errors import FormatError, InputError, VeridicalError, VeridicalWarning
-from veridical.values.space import Space
 
 if TYPE_CHECKING:
     from PIL.Image import Image

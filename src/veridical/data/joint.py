@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veridical.core.space import Space
 from veridical.errors import InputError, ShapeError
 from veridical.models.dataframes import as_pandas
 from veridical.perturb.fills import PartValues
 from veridical.values.explanation import Explanation
 from veridical.values.input_checks import as_tensor, checked_space
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 EXACT = 2**24

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.data.embedded import digits_data
 from veridical.data.networks import ColourCNN, DigitsCNN
 from veridical.data.training import Data, Recipe, assemble, pick, split, trained
 from veridical.errors import InputError
 from veridical.perturb.fills import Token, Zero
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 # --- what a known answer carries ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veridical.core.space import Space
 from veridical.data.files import Examples, read_arrays, read_examples, some_rows
 from veridical.data.huggingface import ImageClassifier, TextReader, TokenClassifier, read_classifier
 from veridical.data.images import ImageReader, image_space, read_masks, rule_for, some_references
@@ -40,7 +41,6 @@ from veridical.models.output_heads import PROBABILITIES
 from veridical.models.predictor import Output, plain_output
 from veridical.perturb.fills import Token
 from veridical.values.input_checks import as_device
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.progress import track
+from veridical.core.space import Space
 from veridical.data.files import package_file, require
 from veridical.data.huggingface import quietly
 from veridical.data.networks import TextTransformer
 from veridical.data.training import Data, Recipe, assemble, fit, kept, pick, trained
 from veridical.perturb.fills import Token
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 # --- product reviews ------------------------------------------------------------------------------------

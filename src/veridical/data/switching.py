@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.core.settings import checked
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.models.cost import Cost
 from veridical.models.inner_units import (
@@ -26,7 +27,6 @@ from veridical.models.predictor import Side, call, take_side
 from veridical.models.prompts import PromptModel
 from veridical.perturb.fills import Zero
 from veridical.values.input_checks import side_of, tensor_of
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 

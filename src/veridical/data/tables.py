@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veridical.core.space import Space
 from veridical.data.files import Examples
 from veridical.errors import InputError
 from veridical.models.dataframes import FrameCodec
 from veridical.models.estimators import estimator_response
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from veridical.core import files
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.progress import track
+from veridical.core.space import Space
 from veridical.errors import FormatError
 from veridical.models.predictor import Side, call, take_side
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 # --- rows and tasks on them -----------------------------------------------------------------------------

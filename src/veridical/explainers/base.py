@@ -17,13 +17,13 @@ from torch import Tensor
 from veridical.core.key import Key
 from veridical.core.registry import Registry
 from veridical.core.settings import Settings, holds_code
+from veridical.core.space import Space
 from veridical.errors import FormatError, InputError, NotApplicableError
 from veridical.explainers.diagnostics import check_completeness, check_repeatability
 from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
 from veridical.models.predictor import Session, free_memory, out_of_memory
 from veridical.values.explanation import Explanation
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 log = logging.getLogger("veridical")

@@ -18,7 +18,7 @@ from veridical.perturb.rules import Given
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
-    from veridical.values.space import Space
+    from veridical.core.space import Space
 
 TOLERANCE = 0.05
 """The share of the expected sum beyond which a map is said to miss completeness."""

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from veridical.core.space import Space
 from veridical.models.inner_units import Switched
 from veridical.models.prompts import PromptLogits, PromptModel
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 # --- maps -------------------------------------------------------------------------------------------------

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from veridical.core.allowed import MANY, Within
+from veridical.core.space import Space
 from veridical.explainers.base import register
 from veridical.explainers.occlusion import SharesOut
 from veridical.models.context import Context
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given, MaskRule
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 TOGETHER = 10

@@ -16,13 +16,13 @@ from veridical.core import key as keyed
 from veridical.core.allowed import Count, Index, Share
 from veridical.core.key import Key
 from veridical.core.settings import taken_from
+from veridical.core.space import Space
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, as_explainer, registry
 from veridical.explainers.gradients import Gradient
 from veridical.functional import positions
 from veridical.models.context import Context, Memo
 from veridical.values.explanation import Explanation
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 # --- functions on explanations --------------------------------------------------------------------------

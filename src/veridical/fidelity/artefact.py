@@ -17,6 +17,7 @@ from veridical.api import as_explanation
 from veridical.core import files
 from veridical.core.facts import fact
 from veridical.core.settings import Settings, revivable
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import registry
 from veridical.fidelity.correctness import accuracy, predicted_labels
@@ -24,7 +25,6 @@ from veridical.fidelity.training_rows import READ_AT_ONCE, Rows, row_digests, te
 from veridical.functional import spearman
 from veridical.models.cost import Cost
 from veridical.models.predictor import take_side
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 KIND = "fine-tuned model"

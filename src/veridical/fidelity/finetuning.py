@@ -16,6 +16,7 @@ from veridical.core import files
 from veridical.core.allowed import Between, Count, PartOf, Positive
 from veridical.core.key import Key
 from veridical.core.settings import checked
+from veridical.core.space import Space
 from veridical.data.training import cache_folder
 from veridical.errors import FormatError, InputError, NotApplicableError, VeridicalWarning
 from veridical.fidelity.artefact import (
@@ -32,7 +33,6 @@ from veridical.fidelity.training_rows import Columns, Rows, padding_tokens, tens
 from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.models.cost import Cost
 from veridical.models.predictor import Side
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 VERSION = 3

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError, ShapeError, VeridicalWarning
 from veridical.fidelity.correctness import accuracy, at_chance, check_labels, predicted_labels
 from veridical.fidelity.removal import budget
 from veridical.models.predictor import Side, take_side
 from veridical.perturb.fills import Fill
 from veridical.values.input_checks import side_of, tensor_of
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 UNSEEN_GAP = 0.1

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from veridical.core.allowed import Count, Within
+from veridical.core.space import Space
 from veridical.errors import InputError, ShapeError, unknown_name
 from veridical.explainers import Explainer
 from veridical.models.context import Context
 from veridical.models.predictor import call, take_side
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 End = Literal["input", "output"]

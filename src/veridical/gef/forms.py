@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError
 from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, has_spread, rms_normalise, round_to_grid
 from veridical.gef.map_checks import MapChecks
 from veridical.gef.perturbed_model import PerturbedModels, with_output_noise
 from veridical.models.context import Context
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

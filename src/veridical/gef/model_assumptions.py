@@ -15,6 +15,7 @@ from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import round_to_grid
 from veridical.gef.noise_path import NoisePath, find_path
@@ -24,7 +25,6 @@ from veridical.models.randomised_layers import cascade, randomised
 from veridical.perturb.fills import Fill
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import RankThreshold, step_counts
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

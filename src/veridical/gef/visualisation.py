@@ -20,6 +20,7 @@ from veridical.core import key as keyed
 from veridical.core.allowed import Count, NotNegative, PartOf, Positive, Within
 from veridical.core.facts import train_fact
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.explainers import Explainer
 from veridical.explainers.base import selected
@@ -27,7 +28,6 @@ from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.predictor import call, take_side
 from veridical.plots import as_image, pyplot
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

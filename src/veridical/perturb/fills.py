@@ -10,7 +10,7 @@ import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,12 +21,10 @@ from veridical.core.allowed import Count, Index, NotNegative, Positive, Value
 from veridical.core.facts import train_fact
 from veridical.core.key import Key
 from veridical.core.settings import Settings, revivable
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError, check_arity, unknown_name
+from veridical.perturb.masked_task import MaskedTask
 from veridical.perturb.road import solve_holes
-
-if TYPE_CHECKING:
-    from veridical.values.space import Space
-    from veridical.values.task import Task
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Fill(Settings):
     drawn: ClassVar[bool] = True
     """Whether its values are drawn by a key; others follow from the task alone."""
 
-    def repeats_on(self, task: Task) -> int:
+    def repeats_on(self, task: MaskedTask) -> int:
         """How many backgrounds are tried for every mask, over which the model's answers are averaged."""
         return 1
 
@@ -47,7 +45,7 @@ class Fill(Settings):
         """What drawn values follow besides the task."""
         return key
 
-    def follows_seed(self, task: Task) -> bool:
+    def follows_seed(self, task: MaskedTask) -> bool:
         """Whether another seed gives other values on this task."""
         return self.drawn
 
@@ -158,13 +156,13 @@ class Marginal(Fill):
     name: ClassVar[str] = "marginal"
     needs_train: ClassVar[bool] = True
 
-    def repeats_on(self, task: Task) -> int:
+    def repeats_on(self, task: MaskedTask) -> int:
         return self.rows if task.train is None else min(self.rows, len(task.train))
 
     def draw_of(self, key: Key) -> Key:
         return (key if self.rows == 1 else Key(key.seed)) / "reference rows" / self.draw
 
-    def follows_seed(self, task: Task) -> bool:
+    def follows_seed(self, task: MaskedTask) -> bool:
         return task.train is None or len(task.train) > self.rows
 
     def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
@@ -416,7 +414,7 @@ class Backgrounds:
     them would take longer than building their rows.
     """
 
-    def __init__(self, task: Task, fill: Fill, key: Key) -> None:
+    def __init__(self, task: MaskedTask, fill: Fill, key: Key) -> None:
         self.state = fill_state(task, fill)
         self._task, self.fill = task, fill
         self.repeats = fill.repeats_on(task)
@@ -465,7 +463,7 @@ class Backgrounds:
         return matters if task.space.valid is None else matters & task.space.valid
 
 
-def fill_state(task: Task, fill: Fill) -> Tensor | None:
+def fill_state(task: MaskedTask, fill: Fill) -> Tensor | None:
     """What a fill estimates from the task's reference rows."""
     if task.space.kind == "unit" and not (isinstance(fill, Constant) and fill.value == 0):
         raise NotApplicableError(
@@ -476,5 +474,5 @@ def fill_state(task: Task, fill: Fill) -> Tensor | None:
 
 
 @train_fact
-def _prepared(task: Task, fill: Fill, _kind: str, _shape: tuple[int, ...]) -> Tensor | None:
+def _prepared(task: MaskedTask, fill: Fill, _kind: str, _shape: tuple[int, ...]) -> Tensor | None:
     return fill.prepare(task.train, task.space)

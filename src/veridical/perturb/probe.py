@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,14 +21,12 @@ from veridical.models.output_heads import Response
 from veridical.models.predictor import Session, check_finite, repeat_side, take_side
 from veridical.perturb import subset_table
 from veridical.perturb.fills import Backgrounds, Fill
+from veridical.perturb.masked_task import MaskedTask
 from veridical.perturb.rules import MaskRule, is_signed, rows_of
-
-if TYPE_CHECKING:
-    from veridical.values.task import Task
 
 
 def probe(
-    task: Task,
+    task: MaskedTask,
     rule: MaskRule,
     *,
     response: Response = "probability",
@@ -50,7 +47,7 @@ def probe(
 
     Parameters
     ----------
-    task : Task
+    task : MaskedTask
         Model, inputs and the outputs to explain.
     rule : MaskRule
         What each mask removes.
@@ -112,7 +109,7 @@ def probe(
 
 
 def _all_with_clean(
-    task: Task, asked: Tensor, response: Response, predictions: bool, with_clean: bool
+    task: MaskedTask, asked: Tensor, response: Response, predictions: bool, with_clean: bool
 ) -> Tensor:
     """The answers of all outputs, where wanted with those to the untouched input in front."""
     if with_clean:
@@ -124,7 +121,7 @@ def _all_with_clean(
 
 
 def _in_parts(
-    task: Task, rule: MaskRule, parts: list[Tensor], ask: Callable[[Task, MaskRule], Tensor]
+    task: MaskedTask, rule: MaskRule, parts: list[Tensor], ask: Callable[[MaskedTask, MaskRule], Tensor]
 ) -> Tensor:
     """The responses of some samples at a time, as those of all."""
     out: Tensor | None = None
@@ -137,7 +134,7 @@ def _in_parts(
 
 
 def _from_table(
-    task: Task,
+    task: MaskedTask,
     rule: MaskRule,
     behind: Backgrounds,
     response: Response,
@@ -165,7 +162,7 @@ def _tie(asked: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
 
 
 def _ask(
-    task: Task,
+    task: MaskedTask,
     rule: MaskRule,
     behind: Backgrounds,
     response: Response,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -12,9 +12,7 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError
-
-if TYPE_CHECKING:
-    from veridical.values.task import Task
+from veridical.perturb.masked_task import MaskedTask
 
 _STREAMS_KEPT = 2**20  # (sample, draw)s of a rule whose 64 bits are kept: 8 MB
 
@@ -129,7 +127,7 @@ class RankThreshold:
         return gone.gather(-1, counts)
 
 
-def step_counts(task: Task, steps: int | None, per_step: int | None = None) -> Tensor:
+def step_counts(task: MaskedTask, steps: int | None, per_step: int | None = None) -> Tensor:
     """How many features are gone after each step of a curve that ends with none left: (M,) or (N, M).
 
     Either `per_step` features at a time, or `steps` even steps and never more than there are features; by
@@ -154,7 +152,7 @@ def _even_counts(features: int, steps: int | None, per_step: int | None, device:
         return torch.tensor(gone, device=device)
 
 
-def removed_share(task: Task, counts: Tensor) -> Tensor:
+def removed_share(task: MaskedTask, counts: Tensor) -> Tensor:
     """The share of its features a sample has lost after 0 and after each of `counts` (N, M + 1)."""
     if task.space.valid is None and counts.dim() == 1:
         share = counts / torch.full((), task.space.n_features, dtype=torch.float64, device=counts.device)
@@ -163,7 +161,7 @@ def removed_share(task: Task, counts: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
 
 
-def put_back(task: Task, kept: Tensor) -> Tensor:
+def put_back(task: MaskedTask, kept: Tensor) -> Tensor:
     """How many features are gone before each step that puts some back, where `kept` are there after it."""
     total = task.space.counts(len(task))
     whole = total[:1] if kept.dim() == 1 else total[:, None]

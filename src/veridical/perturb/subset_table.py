@@ -8,7 +8,6 @@ class predicted, so that all metrics and explainers of one call share them, on a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,10 +26,8 @@ from veridical.perturb.fills import (
     UniformNoise,
     Zero,
 )
+from veridical.perturb.masked_task import MaskedTask
 from veridical.perturb.rules import MaskRule
-
-if TYPE_CHECKING:
-    from veridical.values.task import Task
 
 FEW = 12
 """The most features a sample may have for its masks to be kept."""
@@ -52,7 +49,7 @@ class SubsetTable:
     samples: dict[int, int] = field(default_factory=dict)
     """The number of each sample by its content."""
 
-    def rows(self, task: Task, memo: Memo) -> Tensor:
+    def rows(self, task: MaskedTask, memo: Memo) -> Tensor:
         """The number of each sample (N,), by its content: noisy copies of an input share its id."""
         made = memo.once(task, "content of samples", lambda: _contents(task).tolist())
         return torch.tensor(
@@ -82,7 +79,7 @@ class SubsetTable:
         self.held = keys[order], answers[order]
 
 
-def _contents(task: Task) -> Tensor:
+def _contents(task: MaskedTask) -> Tensor:
     """64 bits for each sample's id, input, side inputs and features (N,)."""
     side = task.side.values() if isinstance(task.side, dict) else task.side
     mixed, space = keyed.content_ids(task.ids[:, None]), task.space
@@ -93,7 +90,7 @@ def _contents(task: Task) -> Tensor:
     return mixed
 
 
-def has_few(task: Task, fill: Fill) -> Tensor | None:
+def has_few(task: MaskedTask, fill: Fill) -> Tensor | None:
     """Which samples have so few features that their masks are kept (N,); None where no sample has."""
     if type(fill) not in _BUILT_IN or task.members is not None:
         return None
@@ -104,7 +101,7 @@ def has_few(task: Task, fill: Fill) -> Tensor | None:
     return few_of if bool(few_of.any()) else None
 
 
-def places_of(task: Task) -> Tensor:
+def places_of(task: MaskedTask) -> Tensor:
     """The number of each feature among those its sample has (N, V), -1 for those that do not exist."""
     valid = task.space.valid
     if valid is None:
@@ -112,7 +109,7 @@ def places_of(task: Task) -> Tensor:
     return torch.where(valid, valid.cumsum(-1) - 1, -1)
 
 
-def codes_of(task: Task, rule: MaskRule) -> Tensor:
+def codes_of(task: MaskedTask, rule: MaskRule) -> Tensor:
     """The masks of a rule as numbers (N, M)."""
     bit = _bits(task)
     out = torch.empty(len(task.inputs), rule.count, dtype=torch.int64, device=task.inputs.device)
@@ -124,7 +121,7 @@ def codes_of(task: Task, rule: MaskRule) -> Tensor:
     return out
 
 
-def answers_to(task: Task, codes: Tensor, behind: Backgrounds, memo: Memo) -> tuple[Tensor, Tensor]:
+def answers_to(task: MaskedTask, codes: Tensor, behind: Backgrounds, memo: Memo) -> tuple[Tensor, Tensor]:
     """Where the answers to masks (N, M) lie in the table, and the table (K, 3, C) itself.
 
     Masks that differ only in features equal to their fill are one, and the mask of none is the input.
@@ -150,13 +147,13 @@ def answers_to(task: Task, codes: Tensor, behind: Backgrounds, memo: Memo) -> tu
     return place, table.held[1]
 
 
-def _bits(task: Task) -> Tensor:
+def _bits(task: MaskedTask) -> Tensor:
     """The bit of each feature in the number of a mask (N, V), 0 for those that do not exist."""
     places = places_of(task)
     return torch.where(places >= 0, 1 << places.clamp(min=0, max=FEW), 0)
 
 
-def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Backgrounds) -> None:
+def _ask(task: MaskedTask, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Backgrounds) -> None:
     """Ask the model about masks of samples, each once; of those that remove nothing its answer is known."""
     code, ordered = keys & ((1 << FEW) - 1), rows.argsort()
     who = ordered[torch.searchsorted(rows[ordered], keys >> FEW)]
@@ -185,7 +182,7 @@ def _ask(task: Task, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Bac
     table.add(torch.cat([keys[clean], keys[asked]]), torch.cat(found))
 
 
-def predicted(task: Task, outputs: Tensor) -> Tensor:
+def predicted(task: MaskedTask, outputs: Tensor) -> Tensor:
     """1 for the output that is predicted, or of labels for each that is; else 0 (R, C); of tokens a share."""
     if task.head == "generation":
         return outputs[..., 1:]
@@ -194,7 +191,7 @@ def predicted(task: Task, outputs: Tensor) -> Tensor:
     return (outputs > 0).to(outputs.dtype)
 
 
-def _means(task: Task, outputs: Tensor, repeats: int) -> Tensor:
+def _means(task: MaskedTask, outputs: Tensor, repeats: int) -> Tensor:
     """Means over the fill's rows of logits, probabilities and predictions: (R * repeats, C) -> (R, 3, C)."""
     scales = (task.respond(outputs, "logit"), task.respond(outputs), predicted(task, outputs))
     each = torch.stack(scales, 1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from veridical.core.space import Space
 from veridical.data.generation import Generation
 from veridical.data.prompt_checks import PromptChecks
 from veridical.data.prompt_texts import Prompt, parts
@@ -22,7 +23,6 @@ from veridical.functional import average_ranks
 from veridical.plots import slices
 from veridical.report.rendering import plain
 from veridical.values.explanation import Explanation
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 SAMPLES = 9

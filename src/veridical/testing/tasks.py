@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
+from veridical.core.space import Space
 from veridical.errors import unknown_name
 from veridical.models.plan import Plan
 from veridical.perturb.fills import Token
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 MODALITIES = ("image", "table", "series", "text")

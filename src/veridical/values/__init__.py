@@ -10,7 +10,7 @@ __getattr__, __dir__ = lazy_names(
         "Evaluation": "veridical.values.evaluation",
         "Explanation": "veridical.values.explanation",
         "Scores": "veridical.values.scores",
-        "Space": "veridical.values.space",
+        "Space": "veridical.core.space",
         "Task": "veridical.values.task",
     },
 )

@@ -110,7 +110,7 @@ class Evaluation:
 
     def plot(self, metric: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the mean scores of one metric with their intervals, one explainer per line."""
-        from veridical.plots import plot_evaluation
+        from veridical.values.plots import plot_evaluation
 
         return plot_evaluation(self, metric or self.metrics[0], ax)
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from veridical.core import files
+from veridical.core.space import Space
 from veridical.errors import InputError, OutOfRangeError, ShapeError
 from veridical.functional import has_spread, positions, rms_normalise
 from veridical.functional.correlation import ties_along
 from veridical.models.cost import Cost
-from veridical.values.space import Space
 from veridical.values.ties import check_order, reversed_ties, tied_pairs
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ class Explanation:
 
     def plot(self, sample: int = 0, ax: Axes | None = None, inputs: Tensor | None = None) -> Axes:
         """Draw the map of one sample (over its input where given) and return the axes."""
-        from veridical.plots import plot_explanation
+        from veridical.values.plots import plot_explanation
 
         self._there(sample)
         return plot_explanation(self, sample, ax, inputs)

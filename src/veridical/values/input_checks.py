@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from veridical.core.key import name_id
+from veridical.core.space import Space
 from veridical.errors import InputError, ShapeError, VeridicalWarning
 from veridical.models.dataframes import FrameCodec, is_frame
 from veridical.models.predictor import Side
-from veridical.values.space import Space
 
 
 def tensor_of(value: Any, what: str, codec: FrameCodec | None, may_miss: bool = False) -> Tensor:

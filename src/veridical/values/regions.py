@@ -12,9 +12,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from veridical.core.space import Space
 from veridical.errors import InputError
 from veridical.functional import positions
-from veridical.values.space import Space
 
 
 @dataclass(frozen=True, eq=False)

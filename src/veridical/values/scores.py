@@ -263,7 +263,7 @@ class Scores:
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw the curve with its spread, or the distribution of the values, and return the axes."""
-        from veridical.plots import plot_scores
+        from veridical.values.plots import plot_scores
 
         return plot_scores(self, ax, **options)
 

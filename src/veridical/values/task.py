@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from veridical.core.facts import fact
 from veridical.core.key import Key
 from veridical.core.settings import checked
+from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, VeridicalWarning
 from veridical.models.adapters import adapt, readapted
 from veridical.models.dataframes import FrameCodec, as_pandas, is_frame
@@ -45,7 +46,6 @@ from veridical.values.input_checks import (
     targets_of,
     tensor_of,
 )
-from veridical.values.space import Space
 
 _MODALITIES = {
     "pixel": "image",

@@ -5,10 +5,9 @@ import torch
 
 import veridical as vd
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, numbers
+from veridical.core.space import Space
 from veridical.models.predictor import Plan
-from veridical.perturb import fills as backgrounds
 from veridical.perturb.fills import Constant, Zero
-from veridical.values.space import Space
 
 
 def gap_by_hand(task: vd.Task, maps: torch.Tensor, baseline: float) -> list[float]:
@@ -78,15 +77,3 @@ def test_features_that_do_not_exist_do_not_add_up() -> None:
     task = linear_task(fill=Zero(), space=Space("column", (5,), 5, torch.arange(5), valid=valid))
     maps = (task.inputs * task.model.weight[task.targets]).detach()
     assert vd.score("completeness", task, maps).values.max() < 1e-8
-
-
-def test_what_a_fill_changes_is_looked_at_once_a_score_where_it_is_not_kept(monkeypatch):
-    looked = []
-    changing = backgrounds.Backgrounds._changing
-    monkeypatch.setattr(backgrounds, "_FACTS_KEPT", 0)
-    counted = lambda *about: looked.append(1) or changing(*about)  # noqa: E731
-    monkeypatch.setattr(backgrounds.Backgrounds, "_changing", counted)
-    task = image_task()
-    for _ in range(3):
-        vd.score("completeness", task, "gradient")
-    assert len(looked) == 3

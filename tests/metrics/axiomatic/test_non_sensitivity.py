@@ -6,10 +6,10 @@ from torch import nn
 
 import veridical as vd
 from tests.reference.metric_cases import linear_task, numbers, text_task
+from veridical.core.space import Space
 from veridical.metrics.axiomatic.non_sensitivity import disagreements
 from veridical.models.predictor import Plan
 from veridical.perturb.rules import Groups
-from veridical.values.space import Space
 
 IGNORED = [1, 4]
 

@@ -10,8 +10,8 @@ import torch
 import veridical as vd
 from tests.reference import metrics as map_scores
 from tests.reference.metric_cases import linear_task, numbers
+from veridical.core.space import Space
 from veridical.functional import _rows as blocks
-from veridical.values.space import Space
 
 BY_HAND = {
     "sparseness": map_scores.gini,

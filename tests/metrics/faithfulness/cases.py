@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from veridical.core.space import Space
 from veridical.perturb.fills import Token, Zero
 from veridical.values.explanation import Explanation
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tests.metrics.faithfulness.cases import crooked_task, explained, image_task, random_map, text_task
+from veridical.core.space import Space
 from veridical.metrics import (
     Comprehensiveness,
     Deletion,
@@ -26,7 +27,6 @@ from veridical.metrics import (
 )
 from veridical.models.predictor import Plan
 from veridical.perturb.fills import Zero
-from veridical.values.space import Space
 from veridical.values.task import Task
 
 close = torch.testing.assert_close

@@ -9,10 +9,10 @@ import torch
 import veridical as vd
 from tests.reference import metrics as map_scores
 from tests.reference.metric_cases import image_task, linear_task, numbers
+from veridical.core.space import Space
 from veridical.functional import _rows as blocks
 from veridical.metrics.tie_orders import TIES_DECIDE
 from veridical.values.explanation import Explanation
-from veridical.values.space import Space
 
 DATA = Path(__file__).parents[2] / "data" / "quantus_maps.npz"
 V = 12

@@ -7,11 +7,11 @@ import torch
 import veridical as vd
 from tests.reference import metrics as robustness
 from tests.reference.metric_cases import image_task, mlp_task, one_gradient
+from veridical.core.space import Space
 from veridical.explainers import Gradient
 from veridical.metrics import Continuity
 from veridical.metrics.robustness.continuity import translated
 from veridical.models.predictor import Plan
-from veridical.values.space import Space
 
 
 def test_translation_moves_pixels_and_shows_the_background() -> None:

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from veridical.core.space import Space
 from veridical.functional import centred_ranks, cosine, has_spread, pearson, rms_normalise, ssim
 from veridical.metrics import Curve, Key, Task
 from veridical.models.randomised_layers import cascade, drawing, randomised
 from veridical.models.weights import Replaced, layers
-from veridical.values.space import Space
 
 Order = Literal["top_down", "bottom_up", "independent"]
 Similarity = Literal["spearman", "pearson", "ssim"]

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import veridical as vd
+from veridical.core.space import Reduction, Space
 from veridical.errors import InputError, ShapeError
 from veridical.values.regions import Regions, each_feature, removal, squares, superpixels
-from veridical.values.space import Reduction, Space
 
 SEGMENTS = torch.tensor([[0, 0, 1, -1], [0, 2, 1, 1]])
 TWO_MAPS = torch.stack([SEGMENTS, SEGMENTS.clamp(max=1)])
