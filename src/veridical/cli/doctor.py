@@ -3,47 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 import veridical as vd
 from veridical.auditing.candidates import choose_criteria, choose_explainers, choose_metrics
 from veridical.auditing.effort import effort_of
-from veridical.cli.app import app, out, print_table, say
-from veridical.cli.sources import (
-    AllowCode,
-    Arch,
-    Device,
-    Folder,
-    Labels,
-    Output,
-    Samples,
-    Source,
-    Text,
-    Train,
-)
+from veridical.cli.app import app, print_table, say
+from veridical.cli.sources import Folder, Source, with_options
 from veridical.data.diagnosis import FEW_FEATURES, Diagnosis, diagnose, scoring_rows
 from veridical.errors import StorageError
 from veridical.values.tables import check_writable
 
 
 @app.command()
+@with_options(without=("task", "units", "off"))
 def doctor(
     model: Annotated[str, typer.Argument(help="Your model, as --model of the other commands takes it.")],
     data: Annotated[Path, typer.Argument(help="Your data, as --data takes it.")],
-    arch: Arch = None,
-    labels: Labels = None,
-    train: Train = None,
-    text: Text = None,
-    output: Output = None,
-    allow_code: AllowCode = False,
+    source: Source,
     folder: Folder = Path("audit"),
-    samples: Samples = None,
-    device: Device = None,
 ) -> None:
     """Say what a model and its data are, which explainers and metrics apply, and what they and an audit take.
 
@@ -51,8 +32,7 @@ def doctor(
 
     Example: veridical doctor model.onnx rows.npz
     """
-    source = Source(None, model, data, arch, labels, train, text, output, allow_code=allow_code)
-    task = replace(source, samples=samples, device=device).load()
+    task = source.load()
     found = diagnose(task)
     for line in found.about:
         say(line)
@@ -61,13 +41,17 @@ def doctor(
     scores = {n: None if rows is None else (rows, rows * len(task)) for n, rows in found.metrics.items()}
     _costs(f"metrics that apply, for {len(task)} maps of one method", "metric", scores, found)
     _costs("audits, if every method stays open to the end", "effort", _audits(task, found), found)
-    out.print("\nnot here:")
+    say("\nnot here:")
     for reason in dict.fromkeys(found.left_out.values()):
         names = ", ".join(name for name, why in found.left_out.items() if why == reason)
         say(f"  {names}: {reason}")
-    warnings = [*found.warnings, *_unwritable(folder)]
+    warnings = list(found.warnings)
+    try:
+        check_writable(folder / "report.html")
+    except StorageError as error:
+        warnings.append(str(error))
     for warning in warnings:
-        out.print(f"[red]look first[/red]: {escape(warning)}", soft_wrap=True)
+        say(f"look first: {warning}", "red")
     if warnings:
         raise typer.Exit(1)
     say(f"\nresults can be written to {folder}; nothing stands in the way")
@@ -104,11 +88,3 @@ def _audits(task: vd.Task, found: Diagnosis) -> dict[str, tuple[int, int] | None
             each = min(each, scores * 2**task.space.n_features * task.fill.repeats_on(task))
         reckoned[name] = each, min(each * min(len(task), plan.samples), plan.budget)
     return reckoned
-
-
-def _unwritable(folder: Path) -> list[str]:
-    try:
-        check_writable(folder / "report.html")
-    except StorageError as error:
-        return [str(error)]
-    return []

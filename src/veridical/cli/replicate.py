@@ -14,13 +14,7 @@ from veridical.cli.app import app
 from veridical.cli.sources import Device, Folder
 from veridical.errors import InputError, unknown_name
 
-PAPERS = {
-    "gef": "gef",
-    "qge": "qge",
-    "f-fidelity": "f_fidelity",
-    "surf": "surf",
-    "metaquantus": "metaquantus",
-}
+PAPERS = {name: name.replace("-", "_") for name in ("gef", "qge", "f-fidelity", "surf", "metaquantus")}
 """What a user types, and the folder of that name in `replications/`."""
 
 
@@ -44,13 +38,9 @@ def checkout(source: Path | None) -> Path:
 @app.command()
 def replicate(
     paper: Annotated[str, typer.Argument(help=f"One of {', '.join(PAPERS)}.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Folder that holds the paper's data; default $VERIDICAL_DATA.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The paper's data. [default: $VERIDICAL_DATA]")] = None,
     folder: Folder = Path("replication"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small sizes: shows that it runs, not what the tables say.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it runs.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Some parts only; repeat for several.")] = None,
     device: Device = None,
     show: Annotated[bool, typer.Option("--list", help="Name the parts and what each needs.")] = False,
@@ -71,12 +61,9 @@ def replicate(
     words += [] if device is None else ["--device", device]
     words += ["--only", *only] if only else []
     paths = [str(root / "src"), str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-m", f"replications.{PAPERS[paper]}", *words],
-        # the current folder comes first in the path of `python -m`: start where the programs lie
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    # the current folder comes first in the path of `python -m`: start where the programs lie
+    module = f"replications.{PAPERS[paper]}"
+    done = subprocess.run([sys.executable, "-m", module, *words], cwd=root, env=env, check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -15,75 +15,49 @@ from veridical.errors import InputError
 
 DEFAULT_TASK = "digits"
 
-TaskName = Annotated[
-    str | None,
-    typer.Option("--task", "-t", help="An embedded task (digits unless told); see: veridical list tasks."),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="Your model: a Hugging Face folder (or hf:owner/name from the hub), weights (.safetensors, "
-        ".pt) with --arch, .joblib, .onnx, or a language model as a folder or .gguf file.",
-    ),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        help="Your data: .npz, .npy, .parquet, .csv, .tsv, .jsonl (also of prompts) or a folder of images.",
-    ),
-]
-Arch = Annotated[
-    str | None,
-    typer.Option("--arch", help="The function that builds the network of the weights, as module:function."),
-]
-Labels = Annotated[
-    str | None, typer.Option("--labels", help="The column (or array) that holds the true classes.")
-]
-Text = Annotated[str | None, typer.Option("--text", help="The column that holds the texts.")]
-Units = Annotated[
-    str | None,
-    typer.Option(
-        "--units", help="Parts of a prompt that are judged: word, sentence, passage, example, turn."
-    ),
-]
-Off = Annotated[
-    str | None, typer.Option("--off", help="What becomes of a part that is off: fill, drop, pad, mask, zero.")
-]
-Output = Annotated[
-    int | None,
-    typer.Option("--output", help="Which target to explain, from 0, of an estimator of several.", min=0),
-]
-Train = Annotated[Path | None, typer.Option("--train", help="Reference rows, in any format --data takes.")]
+Arch = Annotated[str | None, typer.Option(help="The function that builds the network, as module:function.")]
+Labels = Annotated[str | None, typer.Option(help="The column (or array) that holds the true classes.")]
+Text = Annotated[str | None, typer.Option(help="The column that holds the texts.")]
+Output = Annotated[int | None, typer.Option(help="Which of several targets to explain, from 0.", min=0)]
+Train = Annotated[Path | None, typer.Option(help="Reference rows, in any format --data takes.")]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Run Python code that comes with the model (--arch, .joblib).")
+    bool, typer.Option("--allow-code", help="Run Python code: --arch, .joblib, import paths.")
 ]
 Samples = Annotated[
-    int | None,
-    typer.Option("--samples", "-n", help="Use only N samples, a fixed random choice.", min=1),
+    int | None, typer.Option("--samples", "-n", help="Use only N samples, a fixed random choice.", min=1)
 ]
-Device = Annotated[str | None, typer.Option("--device", help="Where to compute, such as cpu or cuda.")]
-Seed = Annotated[int, typer.Option("--seed", help="All randomness follows from this number.")]
+Device = Annotated[str | None, typer.Option(help="Where to compute, such as cpu or cuda.")]
+Seed = Annotated[int, typer.Option(help="All randomness follows from this number.")]
 Explainers = Annotated[list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")]
 Metrics = Annotated[list[str] | None, typer.Option("--metric", "-m", help="Repeat for several.")]
 Folder = Annotated[Path, typer.Option("--out", "-o", help="The folder where results go.")]
+MODEL = (
+    "Your model: a Hugging Face folder (or hf:owner/name from the hub), weights (.safetensors, .pt) with "
+    "--arch, .joblib, .onnx, or a language model as a folder or .gguf file."
+)
+DATA = "Your data: .npz, .npy, .parquet, .csv, .tsv, .jsonl (also of prompts) or a folder of images."
 
 
 @dataclass(frozen=True)
 class Source:
     """The options of one command that say where its task comes from; `load` makes the task."""
 
-    task: TaskName = None
-    model: Model = None
-    data: Data = None
+    task: Annotated[
+        str | None, typer.Option("--task", "-t", help="An embedded task; see: veridical list tasks.")
+    ] = None
+    model: Annotated[str | None, typer.Option(help=MODEL)] = None
+    data: Annotated[Path | None, typer.Option(help=DATA)] = None
     arch: Arch = None
     labels: Labels = None
     train: Train = None
     text: Text = None
     output: Output = None
-    units: Units = None
-    off: Off = None
+    units: Annotated[
+        str | None, typer.Option(help="Parts of a prompt: word, sentence, passage, example, turn.")
+    ] = None
+    off: Annotated[
+        str | None, typer.Option(help="What a part that is off becomes: fill, drop, pad, mask, zero.")
+    ] = None
     allow_code: AllowCode = False
     samples: Samples = None
     device: Device = None
@@ -109,29 +83,47 @@ class Source:
         return load_task(self.model, **given, **how)
 
 
-def on_a_task(samples: int | None, prompts: bool = False) -> Callable[[Callable[..., None]], Any]:
-    """Let a command that has a parameter `source` take the options of one, with this many samples by default.
+def with_options(
+    without: Sequence[str] = ("units", "off"), **defaults: Any
+) -> Callable[[Callable[..., None]], Any]:
+    """Let a command take every field of its parameters that are dataclasses as an option of its own.
 
-    `prompts` adds those that only a language model has.
+    Parameters
+    ----------
+    without
+        Fields that this command does not take.
+    defaults
+        Defaults that are others than those of the dataclass.
+
+    Returns
+    -------
+    Callable
+        A decorator of commands. A field that the command takes itself goes to both.
     """
-    left_out = () if prompts else ("units", "off")
-    options = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, kind in get_type_hints(Source, include_extras=True).items()
-        for default in [samples if name == "samples" else getattr(Source, name)]
-        if name not in left_out
-    ]
 
     def decorate(command: Callable[..., None]) -> Any:
-        others = signature(command, eval_str=True).parameters
-        before = [name for name in others if name != "source"]
-        places = list(others).index("source")
-        shown = [others[name].replace(kind=Parameter.KEYWORD_ONLY) for name in before]
-        shown[places:places] = options
+        own = signature(command, eval_str=True).parameters
+        groups: dict[str, Any] = {
+            name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)
+        }
+        shown = []
+        for name, parameter in own.items():
+            if name not in groups:
+                shown.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+                continue
+            for option, kind in get_type_hints(groups[name], include_extras=True).items():
+                if option not in own and option not in without:
+                    default = defaults.get(option, getattr(groups[name], option))
+                    shown.append(Parameter(option, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
 
         def run(**values: Any) -> None:
-            source = Source(**{option.name: values.pop(option.name) for option in options})
-            command(source=source, **values)
+            made = {
+                name: group(
+                    **{field.name: values[field.name] for field in fields(group) if field.name in values}
+                )
+                for name, group in groups.items()
+            }
+            command(**{name: values[name] for name in own if name not in groups}, **made)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}

@@ -5,88 +5,73 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from veridical import study as studies
-from veridical.cli.app import app, out, print_table, say
+from veridical.cli.app import app, print_table, say
+from veridical.cli.sources import AllowCode, with_options
+from veridical.jobs import RayPool, Store
 
 Workers = Annotated[int, typer.Option("--workers", "-w", help="How many processes.", min=1)]
-ExecutorName = Annotated[
-    str | None,
-    typer.Option("--executor", help="in-process, threads, processes or ray; by the workers if not given."),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--address", help="Ray cluster, such as host:port or auto; one is started here if not given."
-    ),
-]
-AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Import what the study names as code: module:attribute.")
-]
-LogJson = Annotated[bool, typer.Option("--log-json", help="Write what happens as JSON lines to stderr.")]
-SHOWN = 3
 FolderName = Annotated[str, typer.Argument(help="Folder of a study: a path or an fsspec URL.")]
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Running:
+    """The options that say how a study is run."""
+
+    workers: Workers = 2
+    executor: Annotated[str | None, typer.Option(help="in-process, threads, processes or ray.")] = None
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster, such as host:port or auto; without it one is started.")
+    ] = None
+    allow_code: AllowCode = False
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write events to stderr, as JSON.")] = False
+
+    def options(self) -> dict[str, Any]:
+        """What `study.run` takes; with `--log-json` every line of the log is shown instead of a bar."""
+        trust_this_folder(self.allow_code)
+        if self.address is not None and self.executor not in (None, "ray"):
+            raise typer.BadParameter(f"--address is of a Ray cluster, and --executor is {self.executor}")
+        found: dict[str, Any] = {"workers": self.workers, "allow_code": self.allow_code}
+        found["executor"] = self.executor if self.address is None else RayPool(self.address)
+        return found | ({"watch": _print_json, "progress": False} if self.log_json else {})
+
+
+def _print_json(line: dict[str, Any]) -> None:
+    print(json.dumps(line), file=sys.stderr, flush=True)
 
 
 @app.command("run")
+@with_options()
 def run_study(
     file: Annotated[Path, typer.Argument(help="The study file (YAML).")],
+    how: Running,
     folder: Annotated[
-        str | None,
-        typer.Option("--out", "-o", help="Folder or fsspec URL; named after the file if not given."),
+        str | None, typer.Option("--out", "-o", help="Folder or fsspec URL. [default: named after the file]")
     ] = None,
-    workers: Workers = 2,
-    executor: ExecutorName = None,
-    address: Address = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would take.")] = False,
-    allow_code: AllowCode = False,
-    log_json: LogJson = False,
 ) -> None:
     """Compute every cell of a study that is not there yet. Exit status 1 says that a cell failed.
 
     Example: veridical run study.yaml --workers 2
     """
-    trust_this_folder(allow_code)
     if dry_run:
-        _estimate(file, folder, workers, allow_code)
-        return
-    _show(
-        studies.run(
-            file,
-            folder,
-            executor=_on(executor, address),
-            workers=workers,
-            allow_code=allow_code,
-            **_log(log_json),
-        )
-    )
+        _estimate(file, folder, how)
+    else:
+        _show(studies.run(file, folder, **how.options()))
 
 
 @app.command("resume")
-def resume_study(
-    folder: FolderName,
-    workers: Workers = 2,
-    executor: ExecutorName = None,
-    address: Address = None,
-    allow_code: AllowCode = False,
-    log_json: LogJson = False,
-) -> None:
+@with_options()
+def resume_study(folder: FolderName, how: Running) -> None:
     """Go on with the study of a folder: compute what is missing or has failed."""
-    trust_this_folder(allow_code)
-    _show(
-        studies.resume(
-            folder,
-            executor=_on(executor, address),
-            workers=workers,
-            allow_code=allow_code,
-            **_log(log_json),
-        )
-    )
+    _show(studies.resume(folder, **how.options()))
 
 
 @app.command("status")
@@ -101,30 +86,25 @@ def diff_studies(a: FolderName, b: FolderName) -> None:
     found = studies.diff(studies.open(a), studies.open(b))
     for line in found.settings:
         say(line)
-    rows = []
-    alone = {side: [cell for cell in found.cells if cell.only == side] for side in ("a", "b")}
-    for cell in found.cells:
-        if not cell.same and not cell.only:
-            also = [name for name in ("flags", "cost") if getattr(cell, name)]
-            rows.append(
-                (
-                    " / ".join(map(str, cell.name)),
-                    f"{cell.mean_a:.4f}",
-                    f"{cell.mean_b:.4f}",
-                    f"{cell.unequal} of {cell.samples}",
-                    f"{cell.largest:.3g}",
-                    ", ".join(also),
-                )
-            )
+    rows: list[Any] = []
+    alone: dict[str, list[str]] = {"a": [], "b": []}
+    cell: Any
+    for cell in found.frame().itertuples(index=False):
+        name = " / ".join(map(str, cell[:4]))
+        if cell.only in alone:
+            alone[cell.only].append(name)
+            continue
+        also = ", ".join(what for what in ("flags", "cost") if getattr(cell, what))
+        means = f"{cell.mean_a:.4f}", f"{cell.mean_b:.4f}"
+        rows.append((name, *means, f"{cell.unequal} of {cell.samples}", f"{cell.largest:.3g}", also))
     if rows:
         print_table(("cell", "mean of a", "mean of b", "unequal", "largest", "also"), rows, left="also")
-    for side, cells in alone.items():
-        if cells:
-            named = "; ".join(" / ".join(map(str, cell.name)) for cell in cells[:SHOWN])
-            more = f"; and {len(cells) - SHOWN} more" if len(cells) > SHOWN else ""
-            say(f"only in {side}: {len(cells)} cells: {named}{more}")
-    same = sum(cell.same for cell in found.cells)
-    out.print(f"{same} of {len(found.cells)} cells have the same values, flags and costs")
+    for side, names in alone.items():
+        if names:
+            more = f"; and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            say(f"only in {side}: {len(names)} cells: {'; '.join(names[:SHOWN])}{more}")
+    same = len(found.cells) - len(found.frame())
+    say(f"{same} of {len(found.cells)} cells have the same values, flags and costs")
     if not found.same:
         raise typer.Exit(1)
 
@@ -145,33 +125,31 @@ def export_study(
     say(f"scores written to {studies.open(folder).export(place)}")
 
 
-def _estimate(file: Path, folder: str | None, workers: int, allow_code: bool) -> None:
-    from veridical.jobs import Store
+def _estimate(file: Path, folder: str | None, how: Running) -> None:
     from veridical.study.cells import CELLS
     from veridical.study.estimate import estimate
     from veridical.study.plan import make_plan
     from veridical.study.run import default_folder
     from veridical.study.study_file import read_study
 
-    plan = make_plan(read_study(file), allow_code)
-    known = Store(folder or default_folder(file)).hashes(CELLS)
-    found = estimate(plan, known, allow_code)
+    trust_this_folder(how.allow_code)
+    plan = make_plan(read_study(file), how.allow_code)
+    found = estimate(plan, Store(folder or default_folder(file)).hashes(CELLS), how.allow_code)
     say(str(found))
-    if workers > 1:
-        out.print(f"about {found.seconds / workers:.0f} s on {workers} workers")
-    _say_uncached(plan.uncached())
+    if how.workers > 1:
+        say(f"about {found.seconds / how.workers:.0f} s on {how.workers} workers")
+    _say_uncached(plan.uncached)
 
 
-def _show(study: Any, must_be_complete: bool = True) -> None:
+def _show(study: studies.Study, must_be_complete: bool = True) -> None:
     state = study.status()
     say(str(study))
     for skipped in study.plan.skipped:
         who = skipped["explainer"] or skipped["metric"]
         say(f"does not apply: {who} on {skipped['task']}: {skipped['reason']}")
-    _say_uncached(study.plan.uncached())
+    _say_uncached(study.plan.uncached)
     for failure in study.failures:
-        name = escape(" / ".join(map(str, failure.name)))
-        out.print(f"[red]failed[/red] {name}: {escape(failure.error)}", soft_wrap=True)
+        say(f"failed {' / '.join(map(str, failure.name))}: {failure.error}")
     if state.failed or (must_be_complete and not state.complete):
         raise typer.Exit(1)
 
@@ -185,20 +163,3 @@ def trust_this_folder(allow_code: bool) -> None:
     """Code that the user allows is looked for where the user stands, as `python -m` would."""
     if allow_code and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-
-
-def _on(executor: str | None, address: str | None) -> Any:
-    if address is None:
-        return executor
-    if executor not in (None, "ray"):
-        raise typer.BadParameter(f"--address is of a Ray cluster, and --executor is {executor}")
-    from veridical.jobs import RayPool
-
-    return RayPool(address)
-
-
-def _log(as_json: bool) -> dict[str, Any]:
-    """With `--log-json`, every line of the log on standard error instead of a bar."""
-    if not as_json:
-        return {}
-    return {"watch": lambda line: print(json.dumps(line), file=sys.stderr, flush=True), "progress": False}

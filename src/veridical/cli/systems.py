@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import veridical as vd
 from veridical.cli.app import app, parse_json, print_table, save_figure, say
-from veridical.cli.sources import Explainers, Folder, Metrics, Seed, Source, on_a_task
+from veridical.cli.sources import Explainers, Folder, Metrics, Seed, Source, with_options
 from veridical.errors import InputError
 from veridical.gef.perturbation_log import incomplete
 from veridical.plots import pyplot
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@on_a_task(samples=64)
+@with_options(samples=64)
 def gef(
     source: Source,
     explainer: Explainers = None,
@@ -30,12 +31,9 @@ def gef(
     draws: Annotated[
         int | None, typer.Option(min=1, help="Noisy models per level; 5, or 20 with --iso-sigma.")
     ] = None,
-    iso_sigma: Annotated[
-        bool, typer.Option("--iso-sigma", help="Correlate at fixed noise: beyond what the level explains.")
-    ] = False,
+    iso_sigma: Annotated[bool, typer.Option("--iso-sigma", help="Correlate at fixed noise.")] = False,
     resolution: Annotated[
-        float | None,
-        typer.Option(help="With --iso-sigma: as many draws as show a correlation this small in 80%."),
+        float | None, typer.Option(help="Draws of --iso-sigma: to see a correlation this small in 80%.")
     ] = None,
     assumptions: Annotated[bool, typer.Option("--assumptions", help="Check GEF's assumptions too.")] = False,
     folder: Folder = Path("gef"),
@@ -58,11 +56,19 @@ def gef(
     scores = {name: vd.score(metrics[name], chosen, name, seed=seed) for name in explainers}
     say(f"noise path: {metric.noise_path(chosen, vd.core.Key(seed))}")
     _show_gef(scores)
-    _write_gef(scores, folder)
+    _tables(folder, gef=_gef_frame(scores))
+    height = 1.5 + 0.4 * len(scores)
+    for name, draw, tall in (
+        ("scores", vd.gef.plot_scores_by_explainer, height),
+        ("path", vd.gef.plot_path, 3.4),
+    ):
+        figure = pyplot().Figure(figsize=(5.5, tall), layout="constrained")
+        draw(scores, figure.subplots())
+        save_figure(figure, folder / f"{name}.png")
     if assumptions:
         found = vd.gef.assumptions(chosen, seed=seed)
         say(repr(found))
-        write_csv(found.to_frame(), folder / "assumptions.csv")
+        _tables(folder, assumptions=found.to_frame())
     say(f"table and pictures are in {folder}")
 
 
@@ -87,29 +93,12 @@ def _show_gef(scores: dict[str, vd.Scores]) -> None:
         say(sentence)
 
 
-def _write_gef(scores: dict[str, vd.Scores], folder: Path) -> None:
+def _gef_frame(scores: dict[str, vd.Scores]) -> pd.DataFrame:
     import pandas as pd
 
-    rows = [
-        {
-            "explainer": name,
-            "sample": sample,
-            "score": value,
-            **{
-                what: own.details[what][place].item()
-                for what in ("ceiling", "rho_sigma_explanation", "partial")
-            },
-        }
-        for name, own in scores.items()
-        for place, (sample, value) in enumerate(zip(own.ids.tolist(), own.values.tolist(), strict=True))
-    ]
-    write_csv(pd.DataFrame(rows), folder / "gef.csv")
-    for name, draw in (("scores", vd.gef.plot_scores_by_explainer), ("path", vd.gef.plot_path)):
-        figure = pyplot().Figure(
-            figsize=(5.5, 1.5 + 0.4 * len(scores) if name == "scores" else 3.4), layout="constrained"
-        )
-        draw(scores, figure.subplots())
-        save_figure(figure, folder / f"{name}.png")
+    shown = ["explainer", "id", "value", "ceiling", "rho_sigma_explanation", "partial"]
+    frame = pd.concat([own.to_frame().assign(explainer=name)[shown] for name, own in scores.items()])
+    return frame.rename(columns={"id": "sample", "value": "score"})
 
 
 commands = typer.Typer(
@@ -123,24 +112,29 @@ EXPLAINERS = ["gradient", "saliency", "input_x_gradient"]
 TESTS = ("ipt", "mpt")
 SCORES = "meta.safetensors"
 
-Draws = Annotated[int, typer.Option("--draws", help="Perturbations per iteration.", min=1)]
-Iterations = Annotated[int, typer.Option("--iterations", help="Repeats, whose spread is reported.", min=1)]
-Tests = Annotated[
-    list[str] | None, typer.Option("--test", help="ipt, mpt, combined; repeat. [default: ipt, mpt]")
-]
-Published = Annotated[bool, typer.Option("--published", help="Follow the published program, not its paper.")]
+
+@dataclass(frozen=True)
+class Trial:
+    """The options of commands that perturb metrics: what is tried, and how often."""
+
+    explainer: Explainers = None
+    draws: Annotated[int, typer.Option(help="Perturbations per iteration.", min=1)] = 3
+    iterations: Annotated[int, typer.Option(help="Repeats, whose spread is reported.", min=1)] = 2
+    test: Annotated[list[str] | None, typer.Option(help="ipt, mpt, combined. [default: ipt, mpt]")] = None
+
+    def options(self) -> dict[str, Any]:
+        """What `meta_evaluate` and `search_settings` take."""
+        repeats = {"draws": self.draws, "iterations": self.iterations}
+        return {"explainers": self.explainer or EXPLAINERS, "tests": self.test or TESTS, **repeats}
 
 
 @commands.command()
-@on_a_task(samples=48)
+@with_options(samples=48)
 def benchmark(
     source: Source,
+    trial: Trial,
     metric: Metrics = None,
-    explainer: Explainers = None,
-    draws: Draws = 3,
-    iterations: Iterations = 2,
-    test: Tests = None,
-    published: Published = False,
+    published: Annotated[bool, typer.Option("--published", help="Follow the published program.")] = False,
     folder: Folder = Path("meta"),
     seed: Seed = 0,
 ) -> None:
@@ -150,16 +144,8 @@ def benchmark(
 
     Example: veridical meta benchmark -t digits -m sparseness -m pixel_flipping -e gradient -e saliency
     """
-    chosen = source.load()
     result = vd.meta.meta_evaluate(
-        chosen,
-        metric or METRICS,
-        explainer or EXPLAINERS,
-        tests=test or TESTS,
-        draws=draws,
-        iterations=iterations,
-        seed=seed,
-        published=published,
+        source.load(), metric or METRICS, seed=seed, published=published, **trial.options()
     )
     _tables(folder, reliability=result.to_frame(), by_category=vd.meta.by_category(result))
     if len(result.metrics) > 1:
@@ -170,7 +156,7 @@ def benchmark(
 
 
 @commands.command()
-@on_a_task(samples=24)
+@with_options(samples=24)
 def damage(
     source: Source,
     metric: Metrics = None,
@@ -200,15 +186,12 @@ def damage(
 
 
 @commands.command()
-@on_a_task(samples=48)
+@with_options(samples=48)
 def search(
     metric: Annotated[str, typer.Argument(help="The metric whose settings are searched.")],
-    settings: Annotated[str, typer.Option("--settings", help="Values to try, as '{\"runs\": [20, 100]}'.")],
+    settings: Annotated[str, typer.Option(help="Values to try, as '{\"runs\": [20, 100]}'.")],
     source: Source,
-    explainer: Explainers = None,
-    draws: Draws = 3,
-    iterations: Iterations = 2,
-    test: Tests = None,
+    trial: Trial,
     folder: Folder = Path("meta"),
     seed: Seed = 0,
 ) -> None:
@@ -217,16 +200,8 @@ def search(
     Example: veridical meta search faithfulness_correlation --settings '{"runs": [20, 100]}' -t digits
     """
     chosen = source.load()
-    best, result = vd.meta.search_settings(
-        chosen,
-        metric,
-        parse_json(settings, '{"runs": [20, 100]}', lambda values: isinstance(values, list)),
-        explainer or EXPLAINERS,
-        tests=test or TESTS,
-        draws=draws,
-        iterations=iterations,
-        seed=seed,
-    )
+    values = parse_json(settings, '{"runs": [20, 100]}', lambda values: isinstance(values, list))
+    best, result = vd.meta.search_settings(chosen, metric, values, seed=seed, **trial.options())
     _tables(folder, settings=result.to_frame())
     save_figure(vd.meta.plot_settings(result).figure, folder / "settings.png")
     _done(folder, result)

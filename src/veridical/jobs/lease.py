@@ -3,6 +3,9 @@
 Runs of the same plan may share a folder: their files are the same. A run of another plan is told that the
 folder is taken. Each run writes its note before it looks for others, so of two that begin together at least
 one sees the other; if both do, both step back and try again after a moment of chance.
+
+A run of this machine lives as long as its process does, whatever the clock says; one of another machine as
+long as it renews its note.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import threading
 import time
 import uuid
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
 from veridical.errors import FormatError, StorageError, StudyError
@@ -24,9 +28,9 @@ log = logging.getLogger("veridical")
 LEASES = "leases"
 RENEW_SECONDS = 10.0
 DEAD_SECONDS = 60.0
-"""A note this old, by the clock of the reader, is of a run that is gone."""
+"""A note of another machine this old, by the clock of the reader, is of a run that is gone."""
 TRIES = 4
-KIND, FORMAT = "lease", 1
+KIND, FORMAT = "lease", 2
 
 
 class Lease:
@@ -50,8 +54,8 @@ class Lease:
     def __init__(self, store: Store, plan: str, name: str) -> None:
         self._store, self._id = store, uuid.uuid4().hex
         self._file = f"{LEASES}/{self._id}.json"
-        self._note: dict[str, Any] = {"plan": plan, "name": name, "host": socket.gethostname()}
-        self._note["pid"] = os.getpid()
+        about = {"plan": plan, "name": name, "host": socket.gethostname(), "pid": os.getpid()}
+        self._note: dict[str, Any] = {**about, "began": process_start(os.getpid())}
         self._since = time.time()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True)
@@ -77,8 +81,7 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.join()
         with suppress(OSError):
             self._store.delete(self._file)
 
@@ -93,35 +96,51 @@ class Lease:
                 log.warning("the folder's lease could not be renewed: %s", error)
 
     def _others(self) -> list[dict[str, Any]]:
-        """The notes of runs that live; those of dead ones are removed."""
+        """The notes of runs that live; those of dead ones are removed, and what is no note is left."""
         found = []
-        for name in self._store.files(LEASES):
-            if name == f"{self._id}.json":
-                continue
+        for name in set(self._store.files(LEASES)) - {f"{self._id}.json"}:
             try:
                 note = self._store.read_json(f"{LEASES}/{name}", KIND, FORMAT)
-            except (FileNotFoundError, FormatError):
+                lives = _lives(**note)
+            except (FileNotFoundError, FormatError, TypeError, ValueError, OverflowError):
                 continue
-            if _lives(note):
+            if lives:
                 found.append(note)
             else:
                 self._store.delete(f"{LEASES}/{name}")
         return found
 
 
-def _lives(note: dict[str, Any]) -> bool:
-    if abs(time.time() - note["at"]) > DEAD_SECONDS:
-        return False
-    # on Windows, to ask for a process by a signal would be to end it
-    if note["host"] != socket.gethostname() or os.name == "nt":
-        return True
+def _lives(plan: str, name: str, host: str, pid: int, began: str, at: float) -> bool:
+    if host != socket.gethostname() or os.name == "nt":
+        return abs(time.time() - at) <= DEAD_SECONDS
+    now = process_start(pid)
+    # another process may have the number of one that is gone
+    return now is not None and (now == began or "" in (now, began))
+
+
+def process_start(pid: int) -> str | None:
+    """When a process of this machine began, by its own clock.
+
+    Parameters
+    ----------
+    pid
+        The number of the process.
+
+    Returns
+    -------
+    str or None
+        Ticks since the machine was started, "" where the system does not say, None where it has ended.
+    """
     try:
-        os.kill(note["pid"], 0)
+        if os.name != "nt":  # there, to ask for a process by a signal would be to end it
+            os.kill(pid, 0)
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        return None
+    except OSError:
+        return ""
+    return None if words[0] in "ZX" else words[19]  # a zombie works no more
 
 
 def _in_use(store: Store, other: dict[str, Any]) -> str:

@@ -7,12 +7,9 @@ import pickle
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial
-from multiprocessing import parent_process
-from multiprocessing.context import SpawnContext, SpawnProcess
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from multiprocessing import get_context, parent_process
 from types import ModuleType
 from typing import Any
 
@@ -75,151 +72,73 @@ class Processes(Executor):
 
     def __init__(self, workers: int = 2, seconds: float | None = None, memory_mib: int | None = None) -> None:
         if not isinstance(workers, int) or workers < 1:
-            raise InputError(f"workers is a whole number from 1, got {workers!r}")
+            raise InputError(f"workers is an integer from 1, got {workers!r}")
         self.slots, self.seconds, self.memory_mib = workers, seconds, memory_mib
-        self._lock = threading.RLock()
-        self._calls: deque[tuple[Future[Any], bytes]] = deque()
-        self._workers: list[_Worker] = []
-        self._idle: list[_Worker] = []
+        self._threads = ThreadPoolExecutor(workers)
+        self._workers: dict[int, _Worker] = {}
+        """The process of each thread."""
         self._closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         """Send a call out; the future has its result, or raises what it raised."""
-        made: Future[Any] = Future()
-        with self._lock:
-            self._calls.append((made, pickle.dumps((fn, args, named))))
-        self._hand_out()
-        return made
+        return self._threads.submit(self._call, pickle.dumps((fn, args, named)))
 
-    def _hand_out(self) -> None:
-        with self._lock:
-            while self._calls and not self._closed:
-                if not self._idle:
-                    if len(self._workers) >= self.slots:
-                        return
-                    self._add()
-                future, call = self._calls.popleft()
-                if not future.set_running_or_notify_cancel():
-                    continue
-                worker = self._idle.pop()
-                timer = worker.limited(self.seconds)
-                try:
-                    inner = worker.pool.submit(_called, call)
-                except BrokenExecutor as error:
-                    inner = Future()
-                    inner.set_exception(error)
-                inner.add_done_callback(partial(self._ended, worker, future, timer))
-
-    def _add(self) -> None:
-        worker = _Worker(self.memory_mib)
-        self._workers.append(worker)
-        self._idle.append(worker)
-
-    def _ended(
-        self, worker: _Worker, future: Future[Any], timer: threading.Timer | None, inner: Future[Any]
-    ) -> None:
-        if timer is not None:
-            timer.cancel()
-        error = inner.exception()
-        with self._lock:
-            if isinstance(error, BrokenExecutor):
-                self._workers.remove(worker)
-                worker.pool.shutdown(wait=False)
-            else:
-                self._idle.append(worker)
-        if error is None:
-            future.set_result(inner.result())
-        elif worker.overdue:
-            future.set_exception(TimeoutError(f"it took longer than {self.seconds:g} s (limits: seconds)"))
-        elif isinstance(error, BrokenExecutor) and worker.status == TOO_LARGE:
-            said = f"its process held more than {self.memory_mib} MiB (limits: memory_mib)"
-            future.set_exception(MemoryError(said))
-        elif isinstance(error, BrokenExecutor):
-            begun = worker.ready.done() and worker.ready.exception() is None
-            future.set_exception(WorkerLostError(f"the worker died with status {worker.status}", begun))
-        else:
-            future.set_exception(error)
-        self._hand_out()
+    def _call(self, call: bytes) -> Any:
+        """Have a call done by the process of this thread, and wait for it."""
+        me, begun = threading.get_ident(), False
+        with _STARTING:
+            if self._closed:
+                raise WorkerLostError("the pool was shut down", begun)
+            worker = self._workers.get(me) or self._workers.setdefault(me, _Worker(self.memory_mib))
+        try:
+            worker.ready.result()
+            begun = True
+            future = worker.pool.submit(_called, call)
+            late = not wait([future], self.seconds).done
+            if not late:
+                return future.result()
+            worker.process.kill()
+        except BrokenExecutor:
+            late = False
+        status = self._workers.pop(me, worker).ended()
+        if late:
+            raise TimeoutError(f"it took longer than {self.seconds:g} s (limits: seconds)")
+        if status == TOO_LARGE:
+            raise MemoryError(f"its process held more than {self.memory_mib} MiB (limits: memory_mib)")
+        raise WorkerLostError(f"the worker died with status {status}", begun)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End all processes, whatever they are doing: what they have not given back is done again."""
-        with self._lock:
+        with _STARTING:
             self._closed = True
-            for future, _ in self._calls:
-                future.cancel()
-            workers, self._workers, self._idle = self._workers, [], []
-        for worker in workers:
-            worker.end()
-            worker.pool.shutdown(wait=wait)
+            for worker in list(self._workers.values()):
+                worker.process.kill()
+        self._threads.shutdown(wait, cancel_futures=True)
+
+
+_STARTING = threading.Lock()
+"""Held while a process starts, since `__main__` is another one for that moment."""
 
 
 class _Worker:
     """One process: a pool of its own, so that its death is nobody else's."""
 
     def __init__(self, memory_mib: int | None) -> None:
-        self._context = _Context()
-        self.pool = ProcessPoolExecutor(1, self._context, initializer=_begin, initargs=(memory_mib,))
-        self.ready = self.pool.submit(os.getpid)
-        """Done once the process works; until then it imports."""
-        self.overdue = False
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin, initargs=(memory_mib,))
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # it does not import the script
+        try:
+            self.ready = self.pool.submit(os.getpid)
+            """Done once the process works; until then it imports."""
+        finally:
+            sys.modules["__main__"] = script
+        (self.process,) = self.pool._processes.values()
 
-    def limited(self, seconds: float | None) -> threading.Timer | None:
-        """A timer that ends the process; it runs once the process works."""
-        if seconds is None:
-            return None
-        timer = threading.Timer(seconds, self._too_long)
-        timer.daemon = True
-
-        def begin(_: Future[int]) -> None:
-            if not timer.finished.is_set():
-                timer.start()
-
-        self.ready.add_done_callback(begin)
-        return timer
-
-    def _too_long(self) -> None:
-        self.overdue = True
-        self.end()
-
-    def end(self) -> None:
-        for process in self._context.processes:
-            process.kill()
-
-    @property
-    def status(self) -> int | None:
-        for process in self._context.processes:
-            process.join(5)
-            return process.exitcode
-        return None
-
-
-class _Context(SpawnContext):
-    """Processes that are known to who began them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.processes: list[_Process] = []
-
-    def Process(self, *args: Any, **named: Any) -> _Process:  # type: ignore[override]  # noqa: N802
-        made = _Process(*args, **named)
-        self.processes.append(made)
-        return made
-
-
-class _Process(SpawnProcess):
-    """A process that does not import the script by which this one was started."""
-
-    _main = threading.Lock()
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        with _Process._main:
-            script = sys.modules["__main__"]
-            sys.modules["__main__"] = ModuleType("__main__")
-            try:
-                return SpawnProcess._Popen(process_obj)
-            finally:
-                sys.modules["__main__"] = script
+    def ended(self) -> int | None:
+        """With what status the process has ended."""
+        self.process.join(5)
+        self.pool.shutdown(wait=False)
+        return self.process.exitcode
 
 
 def _called(call: bytes) -> Any:

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from veridical.core import files
 from veridical.errors import FormatError
-from veridical.jobs import Store
+from veridical.jobs import Store, content_hash
 from veridical.models.cost import Cost
 from veridical.study.plan import StudyJob, StudyPlan, read_plan
-from veridical.study.preparations import PATH, check_preparation
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction, Scores
 
@@ -31,32 +31,30 @@ META = b"veridical"
 COLUMNS = ("task", "explainer", "metric", "seed", "id", "value", "direction", "flags")
 DETAIL, CURVE = "detail.", "curve"
 CELLS, EXPLANATIONS, PREPARED, FAILURES = "cells", "explanations", "prepared", "failures"
+FOLDERS = {"score": CELLS, "explain": EXPLANATIONS, "prepare": PREPARED}
+SOURCE = "study.yaml"
 FAILURE, FAILURE_FORMAT = "failure", 2
 
 
 # --- where files lie, and whether they are sound ----------------------------------------------------------
 
 
-def place(job: StudyJob) -> str:
-    """The name of the file that a job leaves."""
-    if job.kind == "score":
-        return f"{CELLS}/{job.hash}.parquet"
-    if job.kind == "explain":
-        return f"{EXPLANATIONS}/{job.hash}.safetensors"
-    return f"{PREPARED}/{job.hash}.{'json' if job.facts['kind'] == PATH else 'safetensors'}"
+def place(kind: str, hash: str) -> str:
+    """The name of the file that a job of this kind leaves."""
+    return f"{FOLDERS[kind]}/{hash}.{'parquet' if kind == 'score' else 'safetensors'}"
 
 
 def problem(store: Store, job: StudyJob) -> str | None:
     """What is wrong with the file of a job; None if it is sound. FileNotFoundError where there is none."""
-    source, content = f"{store.url}/{place(job)}", store.read(place(job))
+    name = place(job.kind, job.hash)
+    source, content = f"{store.url}/{name}", store.read(name)
     try:
         if job.kind == "score":
             metadata(content, source, job.hash, job.samples)
-        elif job.kind == "explain":
-            _, header = files.unpack_tensors(content, "explanation", source, job.hash)
-            files.check_header(header, source, rows=job.samples)
         else:
-            check_preparation(content, job.facts["kind"], source, job.hash)
+            kind = "explanation" if job.kind == "explain" else job.facts["kind"]
+            _, header = files.unpack_tensors(content, kind, source, job.hash)
+            files.check_header(header, source, rows=job.samples if job.kind == "explain" else None)
     except FormatError as error:
         return str(error)
     return None
@@ -95,9 +93,10 @@ def verify(folder: str | Path) -> Verification:
         plan = read_plan(store)
     except FormatError as error:
         return Verification(0, (str(error),))
-    problems, missing, sound, known = [], [], 1, set()
+    problems, missing, sound, known = source_problems(plan, store), [], 1, set()
     for job in plan.jobs():
-        known.add(place(job))
+        name = place(job.kind, job.hash)
+        known.add(name)
         try:
             found = problem(store, job)
         except FileNotFoundError:
@@ -105,9 +104,19 @@ def verify(folder: str | Path) -> Verification:
             continue
         sound += found is None
         problems += [f"{job}: {found}"] * (found is not None)
-    there = [f"{kind}/{name}" for kind in (CELLS, EXPLANATIONS, PREPARED) for name in store.files(kind)]
+    there = [f"{folder}/{name}" for folder in FOLDERS.values() for name in store.files(folder)]
     foreign = [name for name in there if name not in known]
     return Verification(sound, tuple(problems), tuple(missing), tuple(foreign))
+
+
+def source_problems(plan: StudyPlan, store: Store) -> list[str]:
+    """Whether the study file in the folder is the one that the plan was made from."""
+    try:
+        text = store.read(SOURCE).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return [f"{store.url} lacks its {SOURCE}, from which the plan was made"]
+    changed = f"{store.url}/{SOURCE} was changed: the plan and the cells were made from another text"
+    return [] if content_hash(text) == plan.source else [changed]
 
 
 # --- failures and labels ----------------------------------------------------------------------------------
@@ -115,40 +124,32 @@ def verify(folder: str | Path) -> Verification:
 
 def write_failure(store: Store, job: StudyJob, step: str, error: str, trace: str) -> None:
     """Record a cell that failed: in what step ("score", or "before" it) and why."""
-    store.write_json(
-        f"{FAILURES}/{job.hash}.json", _failure(job, step, error, trace), FAILURE, FAILURE_FORMAT, job.hash
-    )
+    found = {**job.labels, "shard": list(job.shard), "step": step, "error": error, "traceback": trace}
+    store.write_json(f"{FAILURES}/{job.hash}.json", found, FAILURE, FAILURE_FORMAT, job.hash)
 
 
-def read_failure(store: Store, job: StudyJob) -> dict[str, Any]:
-    """What is on record of a cell that failed; a damaged record still says that it did."""
+def read_failure(store: Store, job: StudyJob) -> tuple[str, str, str]:
+    """Step, error and traceback of a cell that failed; a damaged record still says that it did."""
     try:
-        found: dict[str, Any] = store.read_json(
-            f"{FAILURES}/{job.hash}.json", FAILURE, FAILURE_FORMAT, job.hash
-        )
-    except FormatError as error:
-        return _failure(job, "score", f"it failed, and why is lost: {error}", "")
-    return found
-
-
-def _failure(job: StudyJob, step: str, error: str, trace: str) -> dict[str, Any]:
-    named = {name: getattr(job, name) for name in ("task", "explainer", "metric", "seed")}
-    return {**named, "shard": list(job.shard), "step": step, "error": error, "traceback": trace}
+        found = store.read_json(f"{FAILURES}/{job.hash}.json", FAILURE, FAILURE_FORMAT, job.hash)
+        return found["step"], found["error"], found["traceback"]
+    except (FormatError, LookupError, TypeError) as error:
+        return "score", f"it failed, and why is lost: {error}", ""
 
 
 def relabel(plan: StudyPlan, store: Store) -> None:
     """New names for old cells: a label decides no score, so files are rewritten, not made again."""
     try:
-        old = {job.hash: str(job) for job in read_plan(store).cells()}
+        old = {job.hash: job.labels for job in read_plan(store).cells()}
     except FormatError:
         return
     there = store.hashes(CELLS)
     for job in plan.cells():
-        if job.hash in there and old.get(job.hash, str(job)) != str(job) and problem(store, job) is None:
-            content = store.read(place(job))
-            labels = {"task": job.task, "explainer": job.explainer, "metric": job.metric, "seed": job.seed}
-            settings = metadata(content, place(job))["settings"]
-            store.write(place(job), to_parquet(from_parquet(content), labels, settings, job.hash))
+        changed = job.hash in there and old.get(job.hash, job.labels) != job.labels
+        if changed and problem(store, job) is None:
+            content = store.read(place("score", job.hash))
+            made = to_parquet(from_parquet(content), job.labels, plan.settings(job), job.hash)
+            store.write(place("score", job.hash), made)
 
 
 # --- maps -------------------------------------------------------------------------------------------------
@@ -161,17 +162,12 @@ def map_bytes(explanation: Explanation, hash: str) -> bytes:
 
 
 def read_map(source: Path | bytes, hash: str, samples: int) -> Explanation:
-    """The maps of an `explain` job; FormatError where the file is not what it left."""
+    """The maps of an `explain` job; FormatError where the file is not what it left, or is gone."""
     if isinstance(source, bytes):
         with tempfile.TemporaryDirectory() as where:
-            path = Path(where) / "map.safetensors"
-            path.write_bytes(source)
-            found = Explanation.load(path, hash)
-    elif not source.is_file():
-        raise FileNotFoundError(source)
-    else:
-        found = Explanation.load(source, hash)
-    files.check_header({"rows": len(found)}, str(source)[:80], rows=samples)
+            return read_map(files.write_file(Path(where) / "map.safetensors", source), hash, samples)
+    found = Explanation.load(source, hash)
+    files.check_header({"rows": len(found)}, str(source), rows=samples)
     return found
 
 
@@ -212,16 +208,10 @@ def to_parquet(scores: Scores, cell: Mapping[str, Any], settings: Mapping[str, A
     }
     for name, value in scores.details.items():
         columns[f"{DETAIL}{name}"] = _lists(value)
-        about["details"].append([name, str(value.dtype).removeprefix("torch."), list(value.shape[1:])])
-    if scores.curve is not None:
-        columns[CURVE] = _lists(scores.curve.y)
-        line = scores.curve
-        about["curve"] = [
-            line.x.tolist(),
-            str(line.y.dtype).removeprefix("torch."),
-            line.x_label,
-            line.y_label,
-        ]
+        about["details"].append([name, _dtype(value), list(value.shape[1:])])
+    if (curve := scores.curve) is not None:
+        columns[CURVE] = _lists(curve.y)
+        about["curve"] = [curve.x.tolist(), _dtype(curve.y), curve.x_label, curve.y_label]
     table = pa.table(columns).replace_schema_metadata({META: json.dumps(about, sort_keys=True).encode()})
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
@@ -238,15 +228,12 @@ def from_parquet(
     table = pq.read_table(io.BytesIO(content))
     raised = table["flags"].to_pylist()
     flags = {reason: torch.tensor([reason in found for found in raised]) for reason in about["flags"]}
-    details = {
-        name: _tensor(table[f"{DETAIL}{name}"], dtype, shape) for name, dtype, shape in about["details"]
-    }
+    details = {name: _tensor(table[DETAIL + name], dtype, shape) for name, dtype, shape in about["details"]}
     curve = None
     if about["curve"] is not None:
-        x, dtype, x_label, y_label = about["curve"]
-        curve = Curve(
-            torch.tensor(x, dtype=torch.float64), _tensor(table[CURVE], dtype, [len(x)]), x_label, y_label
-        )
+        x, dtype, *names = about["curve"]
+        y = _tensor(table[CURVE], dtype, [len(x)])
+        curve = Curve(torch.tensor(x, dtype=torch.float64), y, *names)
     return Scores(
         torch.from_numpy(table["value"].to_numpy().copy()),
         Direction(about["direction"]),
@@ -278,23 +265,19 @@ def metadata(content: bytes, source: str, hash: str | None = None, rows: int | N
     return about
 
 
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
 def _lists(value: Tensor) -> Any:
     """One number per row, or a list of them."""
     import pyarrow as pa
 
     value = value.detach().cpu()
-    flat = pa.array(value.reshape(-1).numpy())
-    if value.dim() == 1:
-        return flat
-    width = value[0].numel() if len(value) else 0
-    return pa.ListArray.from_arrays(pa.array([i * width for i in range(len(value) + 1)], pa.int32()), flat)
+    return pa.array(value.numpy() if value.dim() == 1 else list(value.flatten(1).numpy()))
 
 
 def _tensor(column: Any, dtype: str, shape: Sequence[int]) -> Tensor:
-    import numpy as np
-    import pyarrow as pa
-
-    column = column.combine_chunks()
-    flat = column.flatten() if pa.types.is_list(column.type) else column
-    array = np.asarray(flat.to_numpy(zero_copy_only=False))
-    return torch.from_numpy(array.copy()).to(getattr(torch, dtype)).reshape(len(column), *shape)
+    rows = column.to_numpy()
+    flat = np.concatenate(rows) if rows.dtype == object else rows
+    return torch.from_numpy(flat.copy()).to(getattr(torch, dtype)).reshape(len(rows), *shape)

@@ -6,60 +6,35 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from veridical.study.plan import PlannedTask
+from veridical.study.plan import PlannedTask, PlannedThing
 from veridical.study.result import CellName, Study
-from veridical.values.scores import Scores
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-@dataclass(frozen=True)
-class CellDifference:
-    """How the scores of a cell differ: samples compared, of those unequal ones, and by how much at most.
-
-    NaN equals NaN. `only` says that just one of the studies has the cell or sample.
-    """
-
-    name: CellName
-    mean_a: float
-    mean_b: float
-    samples: int
-    unequal: int
-    largest: float
-    flags: bool
-    cost: bool
-    only: str = ""
-
-    @property
-    def same(self) -> bool:
-        return not (self.unequal or self.flags or self.cost or self.only)
+CELL = list(CellName._fields)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Settings that differ, as sentences, and every cell of both studies."""
+    """Settings that differ, as sentences, and every cell of both studies.
+
+    `cells` has one row per cell: its name, the mean in `a` and in `b`, how many samples both have, of those
+    how many are unequal (NaN equals NaN) and by how much at most, whether flags and cost differ, and `only`
+    where just one of the studies has the cell ("a", "b") or some of its samples.
+    """
 
     settings: list[str]
-    cells: list[CellDifference] = field(repr=False)
+    cells: pd.DataFrame = field(repr=False)
 
     @property
     def same(self) -> bool:
         """Whether values, flags and costs agree in every cell; settings may still differ."""
-        return all(cell.same for cell in self.cells)
+        return not len(self.frame())
 
     def frame(self) -> pd.DataFrame:
         """One row per cell that differs."""
-        import pandas as pd
-
-        rows = [
-            {**cell.name._asdict(), **{k: v for k, v in vars(cell).items() if k != "name"}}
-            for cell in self.cells
-            if not cell.same
-        ]
-        return pd.DataFrame(rows)
+        return self.cells[~self.cells["same"]].drop(columns="same")
 
 
 def diff(a: Study, b: Study) -> Difference:
@@ -75,77 +50,61 @@ def diff(a: Study, b: Study) -> Difference:
     Difference
         Settings that differ, as sentences, and every cell of both.
     """
-    names = list(dict.fromkeys([*a, *b]))
-    in_a, in_b = set(a), set(b)
-    cells = [
-        _compared(name, a[name] if name in in_a else None, b[name] if name in in_b else None)
-        for name in names
-    ]
-    return Difference(list(_settings(a, b)), cells)
-
-
-def _compared(name: CellName, a: Scores | None, b: Scores | None) -> CellDifference:
-    nan = float("nan")
-    if a is None or b is None:
-        one = b if a is None else a
-        assert one is not None
-        mean = one.mean(skip_nan=True)
-        means = (nan, mean) if a is None else (mean, nan)
-        return CellDifference(name, *means, 0, 0, nan, False, False, "b" if a is None else "a")
-    place = {sample: i for i, sample in enumerate(b.ids.tolist())}
-    common = [(i, place[s]) for i, s in enumerate(a.ids.tolist()) if s in place]
-    left, right = (torch.tensor([pair[side] for pair in common], dtype=torch.int64) for side in (0, 1))
-    x, y = a.values[left], b.values[right]
-    unequal = (x != y) & ~(x.isnan() & y.isnan())
-    gaps = (x - y).abs()[unequal & ~x.isnan() & ~y.isnan()]
-    flagged = [
-        {reason: mask[index].tolist() for reason, mask in scores.flags.items() if bool(mask[index].any())}
-        for scores, index in ((a, left), (b, right))
-    ]
-    only = ""
-    if len(common) < len(a) or len(common) < len(b):
-        only = "some samples"
-    return CellDifference(
-        name,
-        a.mean(skip_nan=True),
-        b.mean(skip_nan=True),
-        len(common),
-        int(unequal.sum()),
-        float(gaps.max()) if len(gaps) else 0.0,
-        flagged[0] != flagged[1],
-        a.cost != b.cost,
-        only,
+    frames = [study.frame() for study in (a, b)]
+    for frame in frames:
+        frame["flags"] = frame["flags"].map("; ".join)
+    rows = frames[0].merge(frames[1], "outer", [*CELL, "id"], suffixes=("_a", "_b"), indicator="side")
+    both = rows["side"] == "both"
+    neither = rows["value_a"].isna() & rows["value_b"].isna()
+    rows["samples"] = both
+    rows["unequal"] = both & (rows["value_a"] != rows["value_b"]) & ~neither
+    rows["gap"] = (rows["value_a"] - rows["value_b"]).abs()
+    rows["flags"] = both & (rows["flags_a"] != rows["flags_b"])
+    rows["in_a"], rows["in_b"] = rows["side"] != "right_only", rows["side"] != "left_only"
+    cells = rows.groupby(CELL, sort=False).agg(
+        mean_a=("value_a", "mean"),
+        mean_b=("value_b", "mean"),
+        samples=("samples", "sum"),
+        unequal=("unequal", "sum"),
+        largest=("gap", "max"),
+        flags=("flags", "any"),
+        all=("samples", "all"),
+        in_a=("in_a", "any"),
+        in_b=("in_b", "any"),
     )
+    costs = [study.summary().set_index(CELL)[["forward", "backward"]] for study in (a, b)]
+    common = costs[0].index.intersection(costs[1].index)
+    unlike = (costs[0].loc[common] != costs[1].loc[common]).any(axis=1)
+    cells["cost"] = unlike.reindex(cells.index, fill_value=False)
+    cells["only"] = cells.pop("all").map({True: "", False: "some samples"})
+    cells.loc[~cells.pop("in_b"), "only"] = "a"
+    cells.loc[~cells.pop("in_a"), "only"] = "b"
+    cells["same"] = ~(cells["unequal"].astype(bool) | cells["flags"] | cells["cost"] | (cells["only"] != ""))
+    return Difference(list(_settings(a, b)), cells.reset_index())
 
 
 def _settings(a: Study, b: Study) -> Iterator[str]:
     for kind in ("tasks", "explainers", "metrics"):
-        left = {thing.label: thing for thing in getattr(a.plan, kind)}
-        right = {thing.label: thing for thing in getattr(b.plan, kind)}
+        left, right = ({one.label: _facts(one) for one in getattr(study.plan, kind)} for study in (a, b))
         for label in dict.fromkeys([*left, *right]):
-            if label not in left or label not in right:
+            if label in left and label in right:
+                yield from _unequal(f"{kind}: {label}", left[label], right[label])
+            else:
                 yield f"{kind}: only {'a' if label in left else 'b'} has '{label}'"
-                continue
-            yield from _unequal(f"{kind}: {label}", _facts(left[label]), _facts(right[label]))
     for name in ("seeds", "threads", "shards", "shard_size", "device"):
-        x, y = getattr(a.plan, name), getattr(b.plan, name)
-        if x != y:
-            yield f"{name}: {_plain(x)} in a, {_plain(y)} in b"
+        yield from _unequal(name, getattr(a.plan, name), getattr(b.plan, name))
 
 
-def _facts(thing: Any) -> dict[str, Any]:
+def _facts(thing: PlannedTask | PlannedThing) -> Mapping[str, Any]:
     if isinstance(thing, PlannedTask):
         return {"content": thing.digest, "samples": thing.samples, "rows per chunk": thing.rows}
-    return dict(thing.content)
+    return thing.content
 
 
 def _unequal(where: str, x: Any, y: Any) -> Iterator[str]:
     if isinstance(x, Mapping) and isinstance(y, Mapping):
         for key in dict.fromkeys([*x, *y]):
             yield from _unequal(f"{where}.{key}", x.get(key), y.get(key))
-    elif _plain(x) != _plain(y):
-        yield f"{where}: {_plain(x)} in a, {_plain(y)} in b"
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+    elif x != y:
+        left, right = (list(value) if isinstance(value, tuple) else value for value in (x, y))
+        yield f"{where}: {left} in a, {right} in b"

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from veridical.core.key import Key
 from veridical.gef import GEF
 from veridical.gef.noise_path import even_levels
 from veridical.metrics import Metric
-from veridical.models.cost import Cost
 from veridical.study.plan import PlannedTask, StudyPlan, torch_threads
 from veridical.study.preparations import FINETUNED
 from veridical.study.resolve import load_task, make_explainer, make_metric
@@ -60,76 +59,68 @@ def estimate(
     """Try every explainer and metric of every task on a few samples, within a budget of seconds."""
     there = set(known)
     deadline = time.monotonic() + budget_seconds
-    costs: dict[tuple[str, str, str], PerSample | None] = {}
+    costs: dict[Combination, PerSample | None] = {}
     with torch_threads(plan.threads):
         for task in plan.tasks:
             costs |= _tried(plan, task, allow_code, deadline)
     found = [cost for cost in costs.values() if cost is not None]
-    typical = (
-        PerSample(*(statistics.median(values) for values in zip(*found, strict=True))) if found else (0, 0)
-    )
+    typical = tuple(map(statistics.median, zip(*found, strict=True))) if found else (0.0, 0.0)
     cells = old = 0
     evaluations = seconds = 0.0
     needed: set[str] = set()
     for group in plan.groups():
-        todo = [job for job in group.scores if not (job.hash in there and plan.cached(job))]
+        todo = [job for job in group.scores if not (job.hash in there and job.cached)]
         cells, old = cells + len(group.scores), old + len(group.scores) - len(todo)
         needed.update(need for job in todo for need in job.needs)
         for job in [*todo, group.explain] if todo and group.explain is not None else todo:
-            cost = costs.get((job.task, job.explainer, job.metric)) or typical
-            evaluations, seconds = evaluations + cost[0] * job.samples, seconds + cost[1] * job.samples
+            labels = job.labels
+            rows, time_ = costs.get((labels["task"], labels["explainer"], labels["metric"])) or typical
+            evaluations, seconds = evaluations + rows * job.samples, seconds + time_ * job.samples
     first = sum(job.hash in needed for job in plan.preparations())
-    asked = (len(found), len(costs), len(plan.skipped))
-    return Estimate(cells, old, round(evaluations), seconds, first, *asked)
+    tried = (len(found), len(costs), len(plan.skipped))
+    return Estimate(cells, old, round(evaluations), seconds, first, *tried)
 
 
-class PerSample(NamedTuple):
-    """What a sample costs."""
-
-    evaluations: float
-    seconds: float
+Combination = tuple[str, str, str]
+"""The labels of a task, an explainer, and a metric or nothing."""
+PerSample = tuple[float, float]
+"""The evaluations and seconds of a sample."""
 
 
 def _tried(
     plan: StudyPlan, planned: PlannedTask, allow_code: bool, deadline: float
-) -> dict[tuple[str, str, str], PerSample | None]:
+) -> dict[Combination, PerSample | None]:
     """The cost of every map and score of one task; None for what there was no time for, or raised."""
     size = min(FEW, plan.size(planned))
-    how: dict[str, Any] = {"threads": plan.threads, "device": plan.device, "allow_code": allow_code}
     shard = (0, size) if planned.ranged else None
-    task = load_task(planned.choice, rows=planned.rows, shard=shard, **how)[:size]
-    skip = {(s["explainer"], s["metric"]) for s in plan.skipped if s["task"] == planned.label}
-    metrics = [thing for thing in plan.metrics if ("", thing.label) not in skip]
-    found: dict[tuple[str, str, str], PerSample | None] = {}
-    for thing in plan.explainers:
-        if (thing.label, "") in skip:
-            continue
+    task = load_task(planned.choice, planned.rows, plan.threads, plan.device, allow_code, shard)[:size]
+    found: dict[Combination, PerSample | None] = {}
+    for thing in plan.applicable(planned, "explainer"):
         explainer = make_explainer(thing.choice, allow_code)
-        explanation, cost = _try(task, partial(explainer, task, Key(0)), deadline)
-        found[planned.label, thing.label, ""] = cost
-        for other in metrics:
-            finetunes = any(facts["kind"] == FINETUNED for facts in other.prepares[0])
+        cell = planned.label, thing.label, ""
+        explanation, found[cell] = _try(task, partial(explainer, task, Key(0)), deadline)
+        for other in plan.applicable(planned, "metric"):
             metric: Any = make_metric(other.choice, allow_code)
             if isinstance(metric, GEF):
                 # the search for the path is a preparation, counted apart
                 metric = replace(metric, path=even_levels(1.0, metric.levels))
             subject = explanation if isinstance(metric, Metric) else explainer
+            finetunes = any(facts["kind"] == FINETUNED for facts in other.prepares[0])
+            tried = not finetunes and subject is not None
             score = partial(metric, task, subject, Key(0))
-            cost = None if finetunes or subject is None else _try(task, score, deadline)[1]
-            found[planned.label, thing.label, other.label] = cost
+            cell = planned.label, thing.label, other.label
+            found[cell] = _try(task, score, deadline)[1] if tried else None
     return found
 
 
 def _try(task: Task, make: Callable[[], Any], deadline: float) -> tuple[Any, PerSample | None]:
     """Do something once; what raises here will be told by its own cell."""
-    if time.monotonic() > deadline:
-        return None, None
-    before: Cost = task.predictor.meter.cost
-    began = time.perf_counter()
+    before, began = task.predictor.meter.cost, time.perf_counter()
     try:
-        made = make()
+        made = make() if time.monotonic() <= deadline else None
     except Exception:
+        made = None
+    if made is None:
         return None, None
-    spent = time.perf_counter() - began
-    cost = task.predictor.meter.cost - before
-    return made, PerSample((cost.forward + cost.backward) / len(task), spent / len(task))
+    spent, cost = time.perf_counter() - began, task.predictor.meter.cost - before
+    return made, ((cost.forward + cost.backward) / len(task), spent / len(task))

@@ -8,16 +8,16 @@ again. The product of the axes is never written out; the plan's file grows with 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from veridical.errors import FormatError, InputError, VeridicalError
+from veridical.errors import FormatError, VeridicalError
 from veridical.explainers import Explainer
 from veridical.jobs import Job, Store, content_hash
 from veridical.metrics import AnyMetric, Metric
@@ -27,38 +27,9 @@ from veridical.study.spec import Frozen
 from veridical.study.study_file import Choice, StudyFile, expand
 from veridical.values.task import Task
 
-FORMAT = 3
+FORMAT = 4
 KIND = "plan"
 FILE = "plan.json"
-
-
-@dataclass(frozen=True)
-class StudyJob(Job):
-    """One piece of a study.
-
-    `prepare` estimates something once from a whole task that every shard and explainer uses (a fine-tuned
-    model, a noise path); `explain` makes the maps of one explainer on one shard, which serve every metric;
-    `score` is one cell. Explainer and metric are named by their labels in the plan, the shard by its rows
-    [start, stop); `facts` says what is prepared.
-    """
-
-    kind: Literal["prepare", "explain", "score"] = "score"
-    task: str = ""
-    shard: tuple[int, int] = (0, 0)
-    seed: int = 0
-    explainer: str = ""
-    metric: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    resources: Mapping[str, float] = field(default_factory=dict, hash=False)
-
-    @property
-    def samples(self) -> int:
-        """Rows of the task that this job works on."""
-        return self.shard[1] - self.shard[0]
-
-    def __str__(self) -> str:
-        name = " / ".join(filter(None, [self.task, self.explainer, self.metric, f"seed {self.seed}"]))
-        return f"{self.kind} {name}, rows {self.shard[0]} to {self.shard[1]}"
 
 
 class PlannedTask(Frozen):
@@ -78,11 +49,15 @@ class PlannedTask(Frozen):
 
 
 class PlannedThing(Frozen):
-    """An explainer or metric with what its hash says; `prepares`: seed by seed, what it needs first."""
+    """An explainer or metric with what its hash says; `modules` of the user's are imported before it is made.
+
+    `prepares`: seed by seed, what it needs first.
+    """
 
     choice: Choice
     content: dict[str, Any]
     cached: bool
+    modules: tuple[str, ...] = ()
     judges: Literal["", "map", "method"] = ""
     prepares: tuple[tuple[dict[str, Any], ...], ...] = ()
 
@@ -96,6 +71,46 @@ class PlannedThing(Frozen):
 
 
 @dataclass(frozen=True)
+class StudyJob(Job):
+    """One piece of a study.
+
+    `prepare` estimates something once from a whole task that every shard and explainer uses (a fine-tuned
+    model, a noise path); `explain` makes the maps of one explainer on one shard, which serve every metric;
+    `score` is one cell. The shard is a range of rows [start, stop); `facts` says what is prepared.
+    """
+
+    kind: Literal["prepare", "explain", "score"]
+    task: PlannedTask
+    shard: tuple[int, int]
+    seed: int = 0
+    explainer: PlannedThing | None = None
+    metric: PlannedThing | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """Rows of the task that this job works on."""
+        return self.shard[1] - self.shard[0]
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What its task, explainer and metric are called, and its seed."""
+        things = {"task": self.task, "explainer": self.explainer, "metric": self.metric}
+        return {**{what: thing.label if thing else "" for what, thing in things.items()}, "seed": self.seed}
+
+    @property
+    def cached(self) -> bool:
+        """Whether a file under this job's hash can be trusted to be its result."""
+        return all(thing is None or thing.cached for thing in (self.task, self.explainer, self.metric))
+
+    def __str__(self) -> str:
+        *names, seed = self.labels.values()
+        name = " / ".join([*filter(None, names), f"seed {seed}"])
+        return f"{self.kind} {name}, rows {self.shard[0]} to {self.shard[1]}"
+
+
+@dataclass(frozen=True)
 class Group:
     """The cells that rest on one explanation, and the job that makes it (None if no cell needs the map)."""
 
@@ -104,7 +119,7 @@ class Group:
 
 
 class StudyPlan(Frozen):
-    """Every axis of a study, resolved."""
+    """Every axis of a study, resolved; `source` is the digest of the study file it was made from."""
 
     name: str
     tasks: tuple[PlannedTask, ...]
@@ -116,11 +131,11 @@ class StudyPlan(Frozen):
     shard_size: int | None = None
     device: str | None = None
     keep_explanations: bool = True
-    imports: tuple[str, ...] = ()
     skipped: tuple[dict[str, str], ...] = ()
     resources: dict[str, float] = Field(default_factory=dict)
     seconds: float | None = None
     memory_mib: int | None = None
+    source: str = ""
 
     # --- jobs ---------------------------------------------------------------------------------------
 
@@ -136,76 +151,64 @@ class StudyPlan(Frozen):
         for start in range(0, task.samples, size):
             yield start, min(start + size, task.samples)
 
+    def applicable(self, task: PlannedTask, what: Literal["explainer", "metric"]) -> list[PlannedThing]:
+        """The explainers or metrics that apply to a task."""
+        skip = {skipped[what] for skipped in self.skipped if skipped["task"] == task.label}
+        axis = self.explainers if what == "explainer" else self.metrics
+        return [thing for thing in axis if thing.label not in skip]
+
     def groups(self) -> Iterator[Group]:
         """All cells, by the explanation they rest on; a task after the other, a shard after the other."""
-        skip = {(s["task"], s["explainer"], s["metric"]) for s in self.skipped}
         for task in self.tasks:
-            metrics = [m for m in self.metrics if (task.label, "", m.label) not in skip]
-            explainers = [e for e in self.explainers if (task.label, e.label, "") not in skip]
+            metrics = self.applicable(task, "metric")
             prepared = {
-                (metric.label, seed): tuple(
-                    self.preparation(task, facts).hash for facts in metric.prepares[i]
-                )
+                (metric.label, seed): tuple(self.preparation(task, one).hash for one in facts)
                 for metric in metrics
-                for i, seed in enumerate(self.seeds)
+                for seed, facts in zip(self.seeds, metric.prepares, strict=True)
             }
             for shard in self.parts(task):
-                for explainer in explainers:
-                    yield from self._groups_of(task, shard, explainer, metrics, prepared)
-
-    def _groups_of(
-        self,
-        task: PlannedTask,
-        shard: tuple[int, int],
-        explainer: PlannedThing,
-        metrics: list[PlannedThing],
-        prepared: Mapping[tuple[str, int], tuple[str, ...]],
-    ) -> Iterator[Group]:
-        # maps that do not follow the seed serve all seeds
-        rounds = [(s, (s,)) for s in self.seeds] if task.draws[explainer.label] else [(0, self.seeds)]
-        base = {**self._where(task), "shard": shard, "explainer": explainer.digest}
-        named: dict[str, Any] = {"task": task.label, "shard": shard, "explainer": explainer.label}
-        for own_seed, seeds in rounds:
-            explain = StudyJob(
-                content_hash({**base, "kind": "explain", "seed": own_seed}),
-                kind="explain",
-                seed=own_seed,
-                resources=explainer.choice.resources,
-                **named,
-            )
-            scores = []
-            for metric in metrics:
-                of_map = metric.judges == "map"
-                asked = {} if of_map else explainer.choice.resources
-                for seed in seeds:
-                    scores.append(
-                        StudyJob(
-                            content_hash({**base, "kind": "score", "metric": metric.digest, "seed": seed}),
-                            needs=(*prepared[metric.label, seed], *((explain.hash,) if of_map else ())),
-                            seed=seed,
-                            metric=metric.label,
-                            resources={**asked, **metric.choice.resources},
-                            **named,
+                for explainer in self.applicable(task, "explainer"):
+                    # maps that do not follow the seed serve all seeds
+                    drawn = task.draws[explainer.label]
+                    for seed, seeds in [(s, (s,)) for s in self.seeds] if drawn else [(0, self.seeds)]:
+                        hash = self._hash(task, shard=shard, explainer=explainer, kind="explain", seed=seed)
+                        resources = explainer.choice.resources
+                        explain = StudyJob(hash, "explain", task, shard, seed, explainer, resources=resources)
+                        scores = tuple(
+                            self._cell(explain, metric, s, prepared[metric.label, s])
+                            for metric in metrics
+                            for s in seeds
                         )
-                    )
-            needed = any(explain.hash in job.needs for job in scores)
-            yield Group(explain if needed else None, tuple(scores))
+                        needed = any(metric.judges == "map" for metric in metrics)
+                        yield Group(explain if needed else None, scores)
+
+    def _cell(
+        self, explain: StudyJob, metric: PlannedThing, seed: int, prepared: tuple[str, ...]
+    ) -> StudyJob:
+        of_map = metric.judges == "map"
+        about = {"shard": explain.shard, "explainer": explain.explainer, "metric": metric}
+        return replace(
+            explain,
+            hash=self._hash(explain.task, kind="score", seed=seed, **about),
+            needs=(*prepared, explain.hash) if of_map else prepared,
+            kind="score",
+            seed=seed,
+            metric=metric,
+            resources={**({} if of_map else explain.resources), **metric.choice.resources},
+        )
 
     def preparations(self) -> Iterator[StudyJob]:
         """What is estimated once per task, each once."""
-        skip = {(s["task"], s["metric"]) for s in self.skipped if not s["explainer"]}
         for task in self.tasks:
-            metrics = [metric for metric in self.metrics if (task.label, metric.label) not in skip]
+            metrics = self.applicable(task, "metric")
             facts = [facts for metric in metrics for of_seed in metric.prepares for facts in of_seed]
             yield from {job.hash: job for job in (self.preparation(task, one) for one in facts)}.values()
 
     def preparation(self, task: PlannedTask, facts: Mapping[str, Any]) -> StudyJob:
         """The job that makes one preparation; of a task too large to load, from its first shard."""
-        hash = content_hash({**self._where(task), "kind": "prepare", "facts": dict(facts)})
+        hash = self._hash(task, kind="prepare", facts=dict(facts))
         shard = (0, self.size(task) if task.ranged else task.samples)
-        return StudyJob(
-            hash, kind="prepare", task=task.label, shard=shard, facts=dict(facts), resources=self.resources
-        )
+        return StudyJob(hash, "prepare", task, shard, facts=facts, resources=self.resources)
 
     def cells(self) -> Iterator[StudyJob]:
         """Every cell."""
@@ -220,91 +223,63 @@ class StudyPlan(Frozen):
                 yield group.explain
             yield from group.scores
 
-    def cached(self, job: StudyJob) -> bool:
-        """Whether a file under this job's hash can be trusted to be its result."""
-        return (
-            self.task(job.task).cached
-            and (not job.explainer or self.explainer(job.explainer).cached)
-            and (not job.metric or self.metric(job.metric).cached)
-        )
-
+    @property
     def uncached(self) -> list[str]:
         """What cannot be told to have changed, and so is computed at every run."""
         things: list[PlannedTask | PlannedThing] = [*self.tasks, *self.explainers, *self.metrics]
         return [thing.label for thing in things if not thing.cached]
 
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """The user's own modules that explainers and metrics come from."""
+        return tuple(sorted({name for thing in [*self.explainers, *self.metrics] for name in thing.modules}))
+
     def settings(self, job: StudyJob) -> dict[str, Any]:
         """Everything that decided a cell, as plain data."""
-        return {
-            **self._where(self.task(job.task)),
-            "shard": list(job.shard),
-            "seed": job.seed,
-            "explainer": self.explainer(job.explainer).content,
-            "metric": self.metric(job.metric).content,
-        }
+        assert job.explainer is not None
+        assert job.metric is not None
+        decided = {"explainer": job.explainer.content, "metric": job.metric.content}
+        return {**self._where(job.task), "shard": list(job.shard), "seed": job.seed, **decided}
+
+    def _hash(self, task: PlannedTask, **about: Any) -> str:
+        plain = {name: one.digest if isinstance(one, PlannedThing) else one for name, one in about.items()}
+        return content_hash({**self._where(task), **plain})
 
     def _where(self, task: PlannedTask) -> dict[str, Any]:
         plan = {"rows": task.rows, "threads": self.threads}
         return {"task": task.digest, "plan": plan, "device": (self.device or "cpu").partition(":")[0]}
 
-    # --- by label -----------------------------------------------------------------------------------
-
-    def task(self, label: str) -> PlannedTask:
-        """The task of this label."""
-        return _labelled("task", self.tasks, label)
-
-    def explainer(self, label: str) -> PlannedThing:
-        """The explainer of this label."""
-        return _labelled("explainer", self.explainers, label)
-
-    def metric(self, label: str) -> PlannedThing:
-        """The metric of this label."""
-        return _labelled("metric", self.metrics, label)
-
     @cached_property
     def digest(self) -> str:
         """What the plan is known by: another study, or another version of it, has another."""
-        return content_hash(self.model_dump(mode="json"))
-
-
-P = TypeVar("P", PlannedTask, PlannedThing)
-
-
-def _labelled(kind: str, axis: tuple[P, ...], label: str) -> P:
-    for thing in axis:
-        if thing.label == label:
-            return thing
-    raise InputError(f"the plan has no {kind} '{label}'")
+        return content_hash(self.model_dump(mode="json", exclude={"source"}))
 
 
 # --- as a file --------------------------------------------------------------------------------------------
 
 
-def write_plan(plan: StudyPlan, store: Store) -> None:
-    """Make a plan the folder's own."""
-    store.write_json(FILE, plan.model_dump(mode="json"), KIND, FORMAT, plan.digest)
-
-
 def read_plan(store: Store) -> StudyPlan:
-    """The plan of a folder; FormatError where it is not whole, or of version 0.2."""
-    refuse_old(store)
+    """The plan of a folder; FormatError where there is none, or it is damaged or of another version."""
+    refuse_other_versions(store)
     try:
         return StudyPlan.model_validate(store.read_json(FILE, KIND, FORMAT))
+    except ValidationError as error:
+        raise FormatError(f"{store.url}/{FILE} is no plan of a study: {error}") from None
     except FileNotFoundError:
         if not store.exists("study.yaml"):
             raise FormatError(f"{store.url} holds no study (there is no {FILE})") from None
         raise FormatError(f"{store.url} lacks its plan; veridical resume makes it again") from None
 
 
-def refuse_old(store: Store) -> None:
-    """Say that a folder was made by version 0.2, whose files have other names and headers."""
-    found = None
+def refuse_other_versions(store: Store) -> None:
+    """Say that a folder was made by another version of veridical, before anything in it is replaced."""
+    found = FORMAT
     with suppress(FileNotFoundError, ValueError, AttributeError):
-        found = json.loads(store.read(FILE)).get("format")
-    if isinstance(found, int) and found < FORMAT:
+        found = json.loads(store.read(FILE)).get("format", FORMAT)
+    if found != FORMAT:
         raise FormatError(
-            f"{store.url} holds a study of veridical 0.2, which this version cannot read: run it again in a "
-            "folder of its own"
+            f"{store.url} holds a study of another version of veridical (its plan has format {found}, this "
+            f"version reads {FORMAT}): run it again in a folder of its own"
         )
 
 
@@ -327,67 +302,57 @@ def torch_threads(count: int | None) -> Iterator[None]:
 def make_plan(file: StudyFile, allow_code: bool = False) -> StudyPlan:
     """Resolve a study; mistakes are told with the line of the file they are in."""
     spec, grid = file.spec, expand(file)
-    explainers = {c.label: _at(file, c, make_explainer, allow_code) for c in grid.explainers}
-    metrics = {c.label: _at(file, c, make_metric, allow_code) for c in grid.metrics}
-    identities = {
-        (*c.place, c.label): identify(made[c.label], c)
-        for made, axis in ((explainers, grid.explainers), (metrics, grid.metrics))
-        for c in axis
-    }
-    tasks, skipped = [], []
+    explainers = {c.label: _at(file, c, make_explainer, allow_code) for c in grid["explainers"]}
+    metrics = {c.label: _at(file, c, make_metric, allow_code) for c in grid["metrics"]}
+    tasks: list[PlannedTask] = []
+    skipped: list[dict[str, str]] = []
     with torch_threads(spec.plan.threads):
-        for choice in grid.tasks:
+        for choice in grid["tasks"]:
             planned, task = _at(file, choice, _planned_task, allow_code, file, explainers)
             tasks.append(planned)
             skipped += _skipped(choice.label, task, explainers, metrics)
-
-    def things(axis: tuple[Choice, ...], **more: Any) -> Iterator[PlannedThing]:
-        seen: dict[str, str] = {}
-        for choice in axis:
-            known = identities[(*choice.place, choice.label)]
-            own = {name: make(metrics[choice.label]) for name, make in more.items()}
-            made = PlannedThing(choice=choice, content=dict(known.content), cached=known.cached, **own)
-            if made.digest in seen:
-                # two labels for the same thing would be one cell under two names
-                raise file.error(choice.place, f"'{choice.label}' is the same as '{seen[made.digest]}'")
-            seen[made.digest] = choice.label
-            yield made
-
     return StudyPlan(
-        name=spec.name,
+        **spec.model_dump(include={"name", "seeds", "shards", "shard_size", "device", "keep_explanations"}),
         tasks=tuple(tasks),
-        explainers=tuple(things(grid.explainers)),
-        metrics=tuple(
-            things(
-                grid.metrics,
-                judges=lambda metric: "map" if isinstance(metric, Metric) else "method",
-                prepares=lambda metric: tuple(tuple(preparations(metric, seed)) for seed in grid.seeds),
-            )
-        ),
-        seeds=grid.seeds,
+        explainers=_things(file, grid["explainers"], explainers),
+        metrics=_things(file, grid["metrics"], metrics),
         threads=spec.plan.threads,
-        shards=spec.shards,
-        shard_size=spec.shard_size,
-        device=spec.device,
-        keep_explanations=spec.keep_explanations,
-        imports=tuple(sorted({module for known in identities.values() for module in known.modules})),
         skipped=tuple(skipped),
         resources=spec.resources.given(),
         seconds=spec.limits.seconds,
         memory_mib=spec.limits.memory_mib,
+        source=content_hash(file.text),
     )
 
 
+def _things(
+    file: StudyFile, axis: Sequence[Choice], made: Mapping[str, Explainer | AnyMetric]
+) -> tuple[PlannedThing, ...]:
+    found: dict[str, PlannedThing] = {}
+    for choice in axis:
+        thing = made[choice.label]
+        about = identify(thing, choice)
+        if isinstance(thing, AnyMetric):
+            prepares = [preparations(thing, seed) for seed in file.spec.seeds]
+            about |= {"judges": "map" if isinstance(thing, Metric) else "method", "prepares": prepares}
+        planned = PlannedThing(choice=choice, **about)
+        if planned.digest in found:
+            # two labels for the same thing would be one cell under two names
+            same = found[planned.digest].label
+            raise file.error(choice.place, f"'{choice.label}' is the same as '{same}'")
+        found[planned.digest] = planned
+    return tuple(found.values())
+
+
 def _planned_task(
-    choice: Choice, allow_code: bool, file: StudyFile, explainers: dict[str, Explainer]
+    choice: Choice, allow_code: bool, file: StudyFile, explainers: Mapping[str, Explainer]
 ) -> tuple[PlannedTask, Task]:
     spec, ranged, first = file.spec, is_ranged(choice, allow_code), None
     if ranged:
         assert choice.samples is not None
         size = spec.shard_size or -(-choice.samples // (spec.shards or 1))
         first = (0, min(size, choice.samples))
-    how = {"threads": spec.plan.threads, "device": spec.device, "allow_code": allow_code}
-    task = load_task(choice, rows=spec.plan.rows, shard=first, **how)  # type: ignore[arg-type]
+    task = load_task(choice, spec.plan.rows, spec.plan.threads, spec.device, allow_code, first)
     digest, cached = identify_task(None if ranged else task, choice)
     planned = PlannedTask(
         choice=choice,
@@ -402,20 +367,18 @@ def _planned_task(
 
 
 def _skipped(
-    label: str, task: Task, explainers: dict[str, Explainer], metrics: dict[str, AnyMetric]
+    label: str, task: Task, explainers: Mapping[str, Explainer], metrics: Mapping[str, AnyMetric]
 ) -> list[dict[str, str]]:
     """What does not apply to a task is no failure of a cell: it is known before, and said."""
-    found = []
-    for who, explainer in explainers.items():
-        if (reason := explainer.inapplicable_reason(task)) is not None:
-            found.append({"task": label, "explainer": who, "metric": "", "reason": reason})
-    for what, metric in metrics.items():
-        if (reason := metric.inapplicable_reason(task)) is not None:
-            found.append({"task": label, "explainer": "", "metric": what, "reason": reason})
-    return found
+    return [
+        {"task": label, "explainer": "", "metric": "", what: name, "reason": reason}
+        for what, things in (("explainer", explainers), ("metric", metrics))
+        for name, thing in things.items()
+        if (reason := thing.inapplicable_reason(task)) is not None
+    ]
 
 
-def _at(file: StudyFile, choice: Choice, make: Any, *rest: Any) -> Any:
+def _at(file: StudyFile, choice: Choice, make: Callable[..., Any], *rest: Any) -> Any:
     """Make something, and tell what goes wrong with the line that asked for it."""
     try:
         return make(choice, *rest)

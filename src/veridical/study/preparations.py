@@ -25,7 +25,6 @@ from veridical.study.resolve import inside
 from veridical.values.task import Task
 
 FINETUNED, PATH = KIND, "noise path"
-PATH_FORMAT = 1
 M = TypeVar("M")
 
 
@@ -58,7 +57,7 @@ def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, hash: str, 
             if isinstance(part, GEF) and _facts(part, facts["seed"]) == facts:
                 part.noise_path(task, Key(facts["seed"]))
         kept = {label: path.to_json() for label, path in task.estimates.items()}
-        return files.pack_json(kept, PATH, PATH_FORMAT, hash)
+        return files.pack_tensors(PATH, {}, {"data": kept}, hash)
     work = Path(scratch or _own_folder().name) / f"{hash}.work"
     artefact = finetune(task, beta=facts["beta"], cache=work, progress=False)
     content = files.pack_tensors(KIND, artefact.tensors, artefact.header, hash)
@@ -66,19 +65,11 @@ def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, hash: str, 
     return content
 
 
-def check_preparation(content: bytes, kind: str, source: str, hash: str) -> None:
-    """FormatError where a file is not the preparation of this hash."""
-    if kind == PATH:
-        files.unpack_json(content, source, PATH, PATH_FORMAT, hash)
-    else:
-        files.unpack_tensors(content, KIND, source, hash)
-
-
 def equipped(metric: M, task: Task, hash: str, facts: Mapping[str, Any], source: Path | bytes) -> M:
     """The metric with what was prepared for it; a noise path goes into the task."""
     if facts["kind"] == PATH:
         content = source if isinstance(source, bytes) else source.read_bytes()
-        for label, path in files.unpack_json(content, hash, PATH, PATH_FORMAT, hash).items():
+        for label, path in files.unpack_tensors(content, PATH, hash, hash)[1]["data"].items():
             plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in path.items()}
             task.estimates.setdefault(label, NoisePath(**plain))
         return metric

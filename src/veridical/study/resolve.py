@@ -7,10 +7,10 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -27,12 +27,10 @@ from veridical.study.study_file import Choice
 from veridical.values.content_hash import content_digest
 from veridical.values.task import Task
 
-T = TypeVar("T", Explainer, AnyMetric)
-
 
 def make_explainer(choice: Choice, allow_code: bool = False) -> Explainer:
     """The explainer of a choice: registered, a class or object of the user's, or a plain function."""
-    settings = _revived(choice.settings)
+    settings = {key: revive(value) for key, value in choice.settings.items()}
     if choice.code is None:
         return as_explainer(choice.name, **settings)
     found = imported(choice.code, allow_code)
@@ -45,13 +43,11 @@ def make_explainer(choice: Choice, allow_code: bool = False) -> Explainer:
 
 def make_metric(choice: Choice, allow_code: bool = False) -> AnyMetric:
     """The metric of a choice: registered, or a class, object or factory of the user's."""
-    settings = _revived(choice.settings)
+    settings = {key: revive(value) for key, value in choice.settings.items()}
     if choice.code is None:
         return as_metric(choice.name, **settings)
     found = imported(choice.code, allow_code)
-    if isinstance(found, AnyMetric) or (isinstance(found, type) and issubclass(found, AnyMetric)):
-        return as_metric(found, **settings)
-    made = found(**settings) if callable(found) else found
+    made = found(**settings) if callable(found) and not isinstance(found, AnyMetric) else found
     if not isinstance(made, AnyMetric):
         raise InputError(f"{choice.code} gave a {type(made).__name__}, not a metric")
     return made
@@ -70,23 +66,12 @@ def imported(path: str, allow_code: bool) -> Any:
         raise InputError(f"'{path}' cannot be imported: {error}") from error
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What a content hash says of an explainer or metric; `modules` are the user's own that it needs.
+def identify(made: Explainer | AnyMetric, choice: Choice) -> dict[str, Any]:
+    """What a content hash says of an explainer or metric, the user's modules, and whether it is `cached`.
 
-    `cached` is False when a function takes part whose source cannot be found again: nothing would tell that
-    it has changed.
-    """
-
-    content: Mapping[str, Any]
-    modules: tuple[str, ...] = ()
-    cached: bool = True
-
-
-def identify(made: T, choice: Choice) -> Identity:
-    """Name, integer version and settings; for code of the user's also the text of its modules.
-
-    A function is known by its import path and settings: as JSON it would be a name only.
+    Name, integer version and settings; for code of the user's also the text of its modules. A function is
+    known by its import path and settings: as JSON it would be a name only. `cached` is False when a function
+    takes part whose source cannot be found again: nothing would tell that it has changed.
     """
     modules = {type(part).__module__ for part in inside(made)}
     if choice.code is not None:
@@ -100,20 +85,17 @@ def identify(made: T, choice: Choice) -> Identity:
     if own:
         content["sources"] = sources
     cached = None not in sources.values() and (plain or choice.code is not None)
-    return Identity(content, tuple(own), cached)
+    return {"content": content, "modules": own, "cached": cached}
 
 
 def inside(part: Any) -> Iterator[Any]:
     """Some settings and all that lie in their fields: a metric may wrap another, which may hold a fill."""
     yield part
     for field in fields(part):
-        for value in _items(getattr(part, field.name)):
+        held = getattr(part, field.name)
+        for value in held if isinstance(held, tuple | list) else (held,):
             if isinstance(value, Settings):
                 yield from inside(value)
-
-
-def _items(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def source_digest(module: str) -> str | None:
@@ -127,16 +109,11 @@ def source_digest(module: str) -> str | None:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _revived(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: revive(value) for key, value in settings.items()}
-
-
 # --- tasks ------------------------------------------------------------------------------------------------
 
 
 def load_task(
     choice: Choice,
-    *,
     rows: int | None,
     threads: int,
     device: str | None = None,
@@ -145,8 +122,8 @@ def load_task(
 ) -> Task:
     """The task of a choice; `shard` is asked of functions that make one shard at a time."""
     if choice.files:
-        said: dict[str, Any] = {**choice.files, **choice.settings}
-        made: Any = read_task(samples=choice.samples, seed=choice.seed, allow_code=allow_code, **said)
+        given: dict[str, Any] = {**choice.files, **choice.settings}
+        made: Any = read_task(samples=choice.samples, seed=choice.seed, allow_code=allow_code, **given)
     elif choice.code is None:
         if choice.settings:
             raise InputError(f"the embedded task '{choice.name}' has no settings {sorted(choice.settings)}")
@@ -156,10 +133,8 @@ def load_task(
     task = made.task if isinstance(made, KnownAnswer) else made
     if not isinstance(task, Task):
         raise InputError(f"{choice.code} gave a {type(task).__name__}, not a Task")
-    if choice.fill is not None:
-        task = task.with_fill(choice.fill)
-    if device is not None:
-        task = task.to(device)
+    task = task if choice.fill is None else task.with_fill(choice.fill)
+    task = task if device is None else task.to(device)
     task = task.with_plan(replace(task.predictor.plan, rows=rows, threads=threads))
     # what is unperturbed here runs in the study's chunks too
     vars(task)["reference"] = task
@@ -172,8 +147,7 @@ def is_ranged(choice: Choice, allow_code: bool) -> bool:
     """Whether the task is made one shard at a time, by a function that takes `start` and `stop`."""
     if choice.code is None:
         return False
-    names = _parameters(imported(choice.code, allow_code))
-    if not {"start", "stop"} <= set(names):
+    if not {"start", "stop"} <= set(_parameters(imported(choice.code, allow_code))):
         return False
     if choice.samples is None:
         raise InputError(f"{choice.code} makes shards, so the study must say how many samples there are")
@@ -187,25 +161,27 @@ def identify_task(task: Task | None, choice: Choice) -> tuple[str, bool]:
     arguments of its function. A bare function as model or fill has no content: the text of the module that
     made the task must stand for it, and an embedded task has none.
     """
-    said: dict[str, Any] = {}
+    about: dict[str, Any] = {}
+    traceable = True
     if choice.code is not None:
         source = source_digest(choice.code.partition(":")[0])
-        said = {"code": choice.code, "source": source, "settings": dict(choice.settings)}
-        said |= {"samples": choice.samples, "seed": choice.seed, "fill": choice.fill}
+        about = {"code": choice.code, "source": source, "settings": dict(choice.settings)}
+        about |= {"samples": choice.samples, "seed": choice.seed, "fill": choice.fill}
         traceable = source is not None
     elif choice.files:
         # the content says all of a torch module or an estimator, and nothing of a function (ONNX, say)
-        said = {"model file": _digest(choice.files["model"]), "arch": choice.files.get("arch")}
-        traceable = True
-    else:
-        traceable = task is not None and not _holds_function(task)
+        about = {"model file": _digest(choice.files["model"]), "arch": choice.files.get("arch")}
+    elif task is not None:
+        model = task.predictor.model
+        bare = isinstance(model, FunctionModel) or (isinstance(model, ArrayModel) and not model.estimator)
+        traceable = not bare and not holds_code(task.fill)
     if task is not None:
         side = task.train_side if isinstance(task.train_side, dict) else dict(enumerate(task.train_side))
         # the content hash is about explaining; some metrics also read labels
         tensors = {"labels": task.labels, "train labels": task.train_labels}
         tensors |= {f"train side/{name}": value for name, value in side.items()}
-        said["content"] = content_digest(nn.Identity(), tensors, task.content_hash())
-    return content_digest(nn.Identity(), {}, sorted(said.items())), traceable
+        about["content"] = content_digest(nn.Identity(), tensors, task.content_hash())
+    return content_digest(nn.Identity(), {}, sorted(about.items())), traceable
 
 
 def _digest(path: str) -> str | None:
@@ -214,12 +190,6 @@ def _digest(path: str) -> str | None:
         return None
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-def _holds_function(task: Task) -> bool:
-    model = task.predictor.model
-    bare = isinstance(model, FunctionModel) or (isinstance(model, ArrayModel) and model.estimator is None)
-    return bare or holds_code(task.fill)
 
 
 def _called(choice: Choice, function: Any, shard: tuple[int, int] | None) -> Any:

@@ -6,6 +6,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,6 @@ from veridical.study.cells import (
     COLUMNS,
     FAILURES,
     from_parquet,
-    metadata,
     place,
     problem,
     read_failure,
@@ -90,8 +90,8 @@ class Study:
 
     Parameters
     ----------
-    folder : str, Path or Store
-        The folder of the study.
+    folder
+        A local path, an fsspec URL or a `Store`.
     """
 
     def __init__(self, folder: str | Path | Store) -> None:
@@ -109,7 +109,7 @@ class Study:
         """Every cell of the plan, with its shards."""
         found: dict[CellName, list[StudyJob]] = {}
         for job in self.plan.cells():
-            found.setdefault(name_of(job), []).append(job)
+            found.setdefault(CellName(**job.labels), []).append(job)
         return found
 
     # --- scores -------------------------------------------------------------------------------------
@@ -125,26 +125,34 @@ class Study:
 
         Without a seed it is the study's first.
         """
-        chosen = [
-            self._only("task", [t.label for t in self.plan.tasks], task),
-            self._only("explainer", [e.label for e in self.plan.explainers], explainer),
-            self._only("metric", [m.label for m in self.plan.metrics], metric),
-        ]
         seed = self.plan.seeds[0] if seed is None else seed
         if seed not in self.plan.seeds:
             raise InputError(f"the study has seeds {list(self.plan.seeds)}, not {seed}")
-        return self[CellName(chosen[0], chosen[1], chosen[2], seed)]
+        chosen = []
+        for kind, given in (("task", task), ("explainer", explainer), ("metric", metric)):
+            labels = [thing.label for thing in getattr(self.plan, f"{kind}s")]
+            if given is None and len(labels) > 1:
+                raise InputError(f"the study has {len(labels)} {kind}s; say which: {', '.join(labels)}")
+            if given is not None and given not in labels:
+                raise unknown_name(kind, given, labels)
+            chosen.append(given or labels[0])
+        return self[(chosen[0], chosen[1], chosen[2], seed)]
 
     def __getitem__(self, name: tuple[str, str, str, int]) -> Scores:
         cell = CellName(*name)
         jobs = self.cells.get(cell)
         if jobs is None:
             raise InputError(f"the study has no cell {cell}: it does not apply, or is called otherwise")
+        parts = []
         try:
-            return joined_scores([self._scores(job) for job in jobs])
+            for job in jobs:
+                path = place(job.kind, job.hash)
+                content = self.store.read(path)
+                parts.append(from_parquet(content, f"{self.store.url}/{path}", job.hash, job.samples))
         except FileNotFoundError:
             why = next((f.error for f in self.failures if f.name == cell), "it has not been computed yet")
             raise InputError(f"there are no scores of {cell}: {why}") from None
+        return joined_scores(parts)
 
     def __iter__(self) -> Iterator[CellName]:
         """The names of the cells whose scores are all there."""
@@ -153,13 +161,12 @@ class Study:
 
     def explanation(self, task: str, explainer: str, seed: int = 0, shard: int = 0) -> Explanation:
         """The maps that the cells rest on, where the study keeps them."""
-        for group in self.plan.groups():
-            job = group.explain
-            start = shard * self.plan.size(self.plan.task(task))
-            if job is None or (job.task, job.explainer, job.shard[0]) != (task, explainer, start):
+        for job in (group.explain for group in self.plan.groups()):
+            if job is None or (job.labels["task"], job.labels["explainer"]) != (task, explainer):
                 continue
-            if job.seed == seed or not self.plan.task(task).draws[explainer]:
-                return read_map(self.store.read(place(job)), job.hash, job.samples)
+            same_seed = job.seed == seed or not job.task.draws[explainer]
+            if same_seed and job.shard[0] == shard * self.plan.size(job.task):
+                return read_map(self.store.read(place(job.kind, job.hash)), job.hash, job.samples)
         raise InputError(f"the study explains no '{task}' with '{explainer}' at seed {seed}, shard {shard}")
 
     # --- tables -------------------------------------------------------------------------------------
@@ -172,7 +179,7 @@ class Study:
 
         parts = []
         for hash in self._there(must_be_sound=True):
-            content = io.BytesIO(self.store.read(f"{CELLS}/{hash}.parquet"))
+            content = io.BytesIO(self.store.read(place("score", hash)))
             parts.append(pq.read_table(content, columns=list(COLUMNS)).replace_schema_metadata(None))
         if not parts:
             return pd.DataFrame(columns=list(COLUMNS))
@@ -183,28 +190,26 @@ class Study:
         import pandas as pd
 
         self._there(must_be_sound=True)  # a damaged cell is refused, not left out
-        rows = []
-        for name in self:
-            scores = self[name]
-            rows.append(
-                {
-                    **name._asdict(),
-                    "mean": scores.mean(skip_nan=True),
-                    "direction": scores.direction.value,
-                    "samples": len(scores),
-                    "undefined": int(scores.values.isnan().sum()),
-                    "flags": "; ".join(f"{n} x {reason}" for reason, n in scores.flagged.items()),
-                    "forward": scores.cost.forward,
-                    "backward": scores.cost.backward,
-                }
-            )
-        return pd.DataFrame(rows)
+        found = {name: self[name] for name in self}
+        return pd.DataFrame(
+            {
+                **name._asdict(),
+                "mean": scores.mean(skip_nan=True),
+                "direction": scores.direction.value,
+                "samples": len(scores),
+                "undefined": int(scores.values.isnan().sum()),
+                "flags": "; ".join(f"{n} x {reason}" for reason, n in scores.flagged.items()),
+                "forward": scores.cost.forward,
+                "backward": scores.cost.backward,
+            }
+            for name, scores in found.items()
+        )
 
     def export(self, path: str | Path) -> Path:
         """Write `frame()` as .csv or .parquet. In a CSV, text that a spreadsheet would run is quoted."""
         path = Path(path)
         if path.suffix not in (".csv", ".parquet"):
-            raise InputError(f"a study is exported to .csv or .parquet, got {path.name}")
+            raise InputError(f"a study is exported as .csv or .parquet, got '{path.name}'")
         frame = self.frame()
         if path.suffix == ".csv":
             frame["flags"] = [";".join(reasons) for reasons in frame["flags"]]
@@ -215,15 +220,12 @@ class Study:
     @property
     def failures(self) -> list[FailedCell]:
         """The cells that raised, with their tracebacks."""
+        failed = self.store.hashes(FAILURES) - self.store.hashes(CELLS)
         return [
-            FailedCell(
-                CellName(f["task"], f["explainer"], f["metric"], f["seed"]),
-                (f["shard"][0], f["shard"][1]),
-                f["step"],
-                f["error"],
-                f["traceback"],
-            )
-            for f in self._failed()
+            FailedCell(name, job.shard, *read_failure(self.store, job))
+            for name, jobs in self.cells.items()
+            for job in jobs
+            if job.hash in failed
         ]
 
     @property
@@ -232,11 +234,9 @@ class Study:
         found = []
         for name in self.store.files(LOG):
             for line in self.store.read(f"{LOG}/{name}").decode("utf-8", "replace").splitlines():
-                try:
+                with suppress(json.JSONDecodeError):  # a killed run may have left half a line
                     found.append(json.loads(line))
-                except json.JSONDecodeError:  # a killed run may have left half a line
-                    continue
-        return [line for line in found if "seconds" in line]
+        return [line for line in found if isinstance(line, dict) and "seconds" in line]
 
     def status(self) -> Progress:
         """How far the study is."""
@@ -246,29 +246,15 @@ class Study:
         return Progress(
             cells=planned.total(),
             done=done,
-            failed=len(self._failed()),
+            failed=len(self.failures),
             stale=len(files - set(planned)),
             skipped=len(self.plan.skipped),
             seconds=sum(line["seconds"] for line in self.timings),
             damaged=len(files & set(planned)) - done,
         )
 
-    def _scores(self, job: StudyJob) -> Scores:
-        return from_parquet(
-            self.store.read(place(job)), f"{self.store.url}/{place(job)}", job.hash, job.samples
-        )
-
-    def settings(self, name: tuple[str, str, str, int]) -> dict[str, Any]:
-        """Everything that decided a cell, as it was written down with it."""
-        job = self.cells[CellName(*name)][0]
-        content = self.store.read(place(job))
-        settings: dict[str, Any] = metadata(content, place(job), job.hash)["settings"]
-        return settings
-
     def __repr__(self) -> str:
         return f"Study '{self.name}' in {self.store.url}: {self.status()}"
-
-    # --- inside -------------------------------------------------------------------------------------
 
     def _there(self, must_be_sound: bool = False) -> list[str]:
         """The hashes of cells that are there and sound.
@@ -286,22 +272,3 @@ class Study:
             if self._checked[job.hash]:
                 found.append(job.hash)
         return found
-
-    def _failed(self) -> list[dict[str, Any]]:
-        names = self.store.hashes(FAILURES) - self.store.hashes(CELLS)
-        planned = [job for jobs in self.cells.values() for job in jobs if job.hash in names]
-        return [read_failure(self.store, job) for job in planned]
-
-    def _only(self, kind: str, labels: list[str], given: str | None) -> str:
-        if given is None:
-            if len(labels) > 1:
-                raise InputError(f"the study has {len(labels)} {kind}s; say which: {', '.join(labels)}")
-            return labels[0]
-        if given not in labels:
-            raise unknown_name(kind, given, labels)
-        return given
-
-
-def name_of(job: StudyJob) -> CellName:
-    """What the cell of a job is called."""
-    return CellName(job.task, job.explainer, job.metric, job.seed)

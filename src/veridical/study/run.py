@@ -9,8 +9,11 @@ import socket
 import time
 import uuid
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,27 @@ from veridical.jobs import BlockedError, Lease, Processes, RayPool, Store, as_ex
 from veridical.jobs import run as run_jobs
 from veridical.study import worker
 from veridical.study.cells import (
-    CELLS,
-    EXPLANATIONS,
     FAILURES,
-    PREPARED,
+    FOLDERS,
+    SOURCE,
     place,
     problem,
     relabel,
+    source_problems,
     write_failure,
 )
-from veridical.study.plan import StudyJob, StudyPlan, make_plan, refuse_old, torch_threads, write_plan
-from veridical.study.resolve import load_task
+from veridical.study.plan import (
+    FILE,
+    FORMAT,
+    KIND,
+    PlannedTask,
+    StudyJob,
+    StudyPlan,
+    make_plan,
+    read_plan,
+    refuse_other_versions,
+    torch_threads,
+)
 from veridical.study.result import LOG, Study
 from veridical.study.spec import StudySpec
 from veridical.study.study_file import StudyFile, parse_study, read_study
@@ -40,7 +53,8 @@ from veridical.values.task import Task
 log = logging.getLogger("veridical")
 AnyStudy = str | Path | Mapping[str, Any] | StudySpec | StudyFile
 Watch = Callable[[dict[str, Any]], None]
-FILE = "study.yaml"
+LOCAL = (Processes, ProcessPoolExecutor, ThreadPoolExecutor)
+"""Executors whose workers see the files of this machine."""
 
 
 def run(
@@ -84,7 +98,7 @@ def run(
     InputError
         Where the study has a mistake, told with its line, or no cell applies.
     FormatError
-        Where the folder holds a study of version 0.2.
+        Where the folder holds a study of another version.
     StudyError
         Where another study is at work in the folder, or workers die one after the other.
     """
@@ -94,7 +108,40 @@ def run(
         reasons = (f"{s['explainer'] or s['metric']} on {s['task']}: {s['reason']}" for s in plan.skipped)
         raise InputError(f"not one cell of this study can be computed: {'; '.join(reasons)}")
     store = Store(folder if folder is not None else default_folder(study))
-    return _computed(plan, file.text, store, executor, workers, allow_code, watch, progress)
+    pool = as_executor(executor, workers, plan.seconds, plan.memory_mib)
+    if pool is not None and "__main__" in plan.imports:
+        raise InputError(
+            "an explainer or metric of this study is defined in the script or notebook itself, which "
+            "other processes do not run; move it to a module, or use executor='in-process'"
+        )
+    if pool is None and (plan.seconds, plan.memory_mib) != (None, None):
+        warnings.warn("limits are not watched in this process; use workers", VeridicalWarning, stacklevel=2)
+    refuse_other_versions(store)
+    try:
+        with Lease(store, plan.digest, plan.name):
+            relabel(plan, store)
+            if not store.exists(SOURCE) or store.read(SOURCE) != file.text.encode():
+                store.write(SOURCE, file.text.encode())
+            store.write_json(FILE, plan.model_dump(mode="json"), KIND, FORMAT, plan.digest)
+            _Run(plan, store, pool, allow_code, watch, progress).run()
+    except StorageError as error:
+        if not error.read_only or not _complete(plan, store):
+            raise
+    finally:
+        # one that was given may be used again
+        if pool is not None and pool is not executor:
+            pool.shutdown()
+        worker.forget()
+    return Study(store)
+
+
+def _complete(plan: StudyPlan, store: Store) -> bool:
+    """Whether a folder that cannot be written to needs no writing."""
+    try:
+        study = Study(store)
+    except FormatError:
+        return False
+    return study.plan.digest == plan.digest and study.status().complete
 
 
 def resume(
@@ -113,16 +160,19 @@ def resume(
     Raises
     ------
     FormatError
-        Where the folder holds no study, or one of version 0.2.
+        Where the folder holds no study, or one of another version.
     """
     store = Store(folder)
-    refuse_old(store)
+    refuse_other_versions(store)
     try:
-        text = store.read(FILE).decode("utf-8", "replace")
+        text = store.read(SOURCE).decode("utf-8", "replace")
     except FileNotFoundError:
-        raise FormatError(f"{store.url} holds no study (there is no {FILE})") from None
+        raise FormatError(f"{store.url} holds no study (there is no {SOURCE})") from None
+    with suppress(FormatError):
+        for sentence in source_problems(read_plan(store), store):
+            log.warning("%s; what it says now is planned and computed", sentence)
     options: dict[str, Any] = {"executor": executor, "workers": workers, "allow_code": allow_code}
-    return run(parse_study(text, FILE), folder, watch=watch, progress=progress, **options)
+    return run(parse_study(text, SOURCE), folder, watch=watch, progress=progress, **options)
 
 
 def open(folder: str | Path) -> Study:
@@ -148,54 +198,6 @@ def default_folder(study: Any) -> str:
     raise InputError("a study that is not a file needs a folder to go to: run(study, folder)")
 
 
-def _computed(
-    plan: StudyPlan,
-    text: str,
-    store: Store,
-    executor: str | Executor | None,
-    workers: int,
-    allow_code: bool,
-    watch: Watch | None,
-    progress: bool | None,
-) -> Study:
-    pool = as_executor(executor, workers, plan.seconds, plan.memory_mib)
-    if pool is not None and "__main__" in plan.imports:
-        raise InputError(
-            "an explainer or metric of this study is defined in the script or notebook itself, which "
-            "other processes do not run; move it to a module, or use executor='in-process'"
-        )
-    if pool is None and (plan.seconds, plan.memory_mib) != (None, None):
-        warnings.warn("limits are not watched in this process; use workers", VeridicalWarning, stacklevel=3)
-    try:
-        refuse_old(store)
-        with Lease(store, plan.digest, plan.name):
-            relabel(plan, store)
-            if not store.exists(FILE) or store.read(FILE) != text.encode():
-                store.write(FILE, text.encode())
-            write_plan(plan, store)
-            _Run(plan, store, pool, allow_code, watch, progress).run()
-    except StorageError as error:
-        study = _complete(plan, store) if error.read_only else None
-        if study is None:
-            raise
-        return study
-    finally:
-        # one that was given may be used again
-        if pool is not None and pool is not executor:
-            pool.shutdown()
-        worker.forget()
-    return Study(store)
-
-
-def _complete(plan: StudyPlan, store: Store) -> Study | None:
-    """The study of a folder that cannot be written to, if nothing needs to be."""
-    try:
-        study = Study(store)
-    except FormatError:
-        return None
-    return study if study.plan.digest == plan.digest and study.status().complete else None
-
-
 class _Run:
     """One run of a plan into a folder; a cell whose file is there and sound is not computed again."""
 
@@ -210,14 +212,14 @@ class _Run:
     ) -> None:
         self.plan, self.store, self.pool, self.allow_code = plan, store, pool, allow_code
         self.watch, self.progress = watch, progress
-        self.there = store.hashes(CELLS) | store.hashes(EXPLANATIONS) | store.hashes(PREPARED)
+        self.there = {hash for folder in FOLDERS.values() for hash in store.hashes(folder)}
         self.damaged = self._remove_damaged()
         self.failures = store.hashes(FAILURES)
         self.cells = sum(1 for _ in plan.cells())
         self.known = sum(self._has(job) for job in plan.cells())
         self.done = self.failed = 0
-        self.open: dict[str, int] = {}
-        """Cells still to do of each map that is dropped after the last one."""
+        self.open: Counter[str] = Counter()
+        """Cells still to do of each map."""
         self.placed: tuple[str, Task | None] = ("", None)
         self.log_name = f"{LOG}/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}.jsonl"
         self.lines: list[str] = []
@@ -225,10 +227,11 @@ class _Run:
     def run(self) -> None:
         """Carry out everything that is not there yet; Ctrl-C ends early and keeps what is finished."""
         about: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "known": self.known}
-        self._log("planned", **about, folder=self.store.url, uncached=self.plan.uncached())
-        bar: Any = track(range(self.cells - self.known + 1), self.plan.name, self.progress, self._failed)
+        self._log("planned", **about, folder=self.store.url, uncached=self.plan.uncached)
+        left = range(self.cells - self.known + 1)
+        bar: Any = track(left, self.plan.name, self.progress, lambda: f"{self.failed} failed")
         next(bar)
-        running = run_jobs(self._to_do(), worker.carry_out, self.pool, payload=self._work, event=self._event)
+        running = run_jobs(self._to_do(), worker.carry_out, self.pool, payload=self._work, event=self._log)
         try:
             for job, result in running:
                 if isinstance(result, Exception):
@@ -254,19 +257,18 @@ class _Run:
         for job in (job for job in self.plan.jobs() if job.hash in self.there):
             try:
                 wrong = problem(self.store, job)
-            except FileNotFoundError:
-                wrong = ""  # another run, or another ending of the name
-            if wrong is None:
+            except FileNotFoundError:  # another run has dropped it
+                self.there.discard(job.hash)
                 continue
-            self.there.discard(job.hash)
-            if wrong:
+            if wrong is not None:
                 log.warning("%s; it is made again", wrong)
-                self.store.delete(place(job))
+                self.there.discard(job.hash)
+                self.store.delete(place(job.kind, job.hash))
                 found.add(job.hash)
         return found
 
     def _has(self, job: StudyJob) -> bool:
-        return job.hash in self.there and self.plan.cached(job)
+        return job.hash in self.there and job.cached
 
     def _to_do(self) -> Iterator[StudyJob]:
         """What is not there, none before what it needs; a preparation or map that no cell needs is left."""
@@ -286,20 +288,23 @@ class _Run:
             yield from todo
 
     def _work(self, job: StudyJob) -> Work:
-        plan, planned = self.plan, self.plan.task(job.task)
-        metric = plan.metric(job.metric) if job.metric else None
-        prepared: dict[str, Any] = {}
-        if metric is not None:
-            facts = metric.prepares[plan.seeds.index(job.seed)]
-            prepared = {plan.preparation(planned, one).hash: one for one in facts}
+        plan, prepared = self.plan, {}
+        if job.metric is not None:
+            facts = job.metric.prepares[plan.seeds.index(job.seed)]
+            prepared = {plan.preparation(job.task, one).hash: one for one in facts}
         elif job.kind == "prepare":
-            metric = next(m for m in plan.metrics if any(dict(job.facts) in some for some in m.prepares))
-        files = {need: file for need in job.needs if (file := self._file(need, prepared)) is not None}
+            metric = next(m for m in plan.metrics if any(job.facts in some for some in m.prepares))
+            job = replace(job, metric=metric)
+        local = self.pool is None or isinstance(self.pool, LOCAL)
+        where = self.store.local if local else None
+        files: dict[str, Path | bytes] = {}
+        for need in job.needs:
+            name = place("prepare" if need in prepared else "explain", need)
+            with suppress(FileNotFoundError):
+                files[need] = self.store.read(name) if where is None else where / name
+        ray = isinstance(self.pool, RayPool) and not job.task.ranged
         return Work(
             job,
-            planned,
-            plan.explainer(job.explainer) if job.explainer else None,
-            metric,
             prepared,
             plan.settings(job) if job.kind == "score" else {},
             files,
@@ -307,54 +312,32 @@ class _Run:
             plan.device,
             self.allow_code,
             plan.imports,
-            None if self.store.local is None or not self._local else str(self.store.local / PREPARED),
-            None if planned.ranged or not isinstance(self.pool, RayPool) else self._place(job.task),
+            None if where is None else str(where / FOLDERS["prepare"]),
+            self._place(job.task) if ray else None,
         )
 
-    @property
-    def _local(self) -> bool:
-        """Whether workers see the files of this machine."""
-        own = (Processes, ProcessPoolExecutor, ThreadPoolExecutor)
-        return self.pool is None or isinstance(self.pool, own)
-
-    def _file(self, need: str, prepared: Mapping[str, Any]) -> Path | bytes | None:
-        if need in prepared:
-            name = place(StudyJob(need, kind="prepare", facts=prepared[need]))
-        else:
-            name = place(StudyJob(need, kind="explain"))
-        if self.store.local is not None and self._local:
-            return self.store.local / name
-        try:
-            return self.store.read(name)
-        except FileNotFoundError:
-            return None
-
-    def _place(self, label: str) -> Task | None:
+    def _place(self, planned: PlannedTask) -> Task | None:
         """A task that this process loads and places on the cluster, for workers that cannot load it."""
         assert isinstance(self.pool, RayPool)
-        if self.placed[0] != label:
-            plan, planned = self.plan, self.plan.task(label)
-            how: dict[str, Any] = {
-                "threads": plan.threads,
-                "device": plan.device,
-                "allow_code": self.allow_code,
-            }
+        if self.placed[0] != planned.label:
+            self.placed = planned.label, None
             try:
-                with torch_threads(plan.threads):
-                    task = load_task(planned.choice, rows=planned.rows, **how)
+                with torch_threads(self.plan.threads):
+                    task = worker.load_planned(planned, self.plan.threads, self.plan.device, self.allow_code)
                 self.pool.place(task)
-                self.placed = label, task
+                self.placed = planned.label, task
             except Exception as error:  # a model that does not pickle, or a device this machine lacks
-                log.warning("every worker loads '%s' by itself, it cannot be placed: %s", label, error)
-                self.placed = label, None
+                log.warning(
+                    "every worker loads '%s' by itself, it cannot be placed: %s", planned.label, error
+                )
         return self.placed[1]
 
     # --- what became of them ------------------------------------------------------------------------
 
     def _keep(self, job: StudyJob, result: Result) -> None:
         for hash, content in result.more.items():
-            self.store.write(place(StudyJob(hash, kind="explain")), content)
-        self.store.write(place(job), result.content)
+            self.store.write(place("explain", hash), content)
+        self.store.write(place(job.kind, job.hash), result.content)
         if job.kind == "score":
             self.done += 1
             if job.hash in self.failures:
@@ -366,49 +349,35 @@ class _Run:
 
     def _record(self, job: StudyJob, error: Exception) -> None:
         """Record a failed cell; one that rests on a failed explanation or preparation failed before."""
-        step, cause = ("before", error.cause) if isinstance(error, BlockedError) else ("score", error)
-        trace = cause.trace if isinstance(cause, FailedJobError) else ""
-        told = (
-            str(cause)
-            if isinstance(cause, FailedJobError | TimeoutError | MemoryError)
-            else f"{type(cause).__name__}: {cause}"
-        )
+        cause = error.cause if isinstance(error, BlockedError) else error
+        message, trace, seconds = f"{type(cause).__name__}: {cause}", "", 0.0
+        if isinstance(cause, FailedJobError):
+            message, trace, seconds = str(cause), cause.trace, cause.seconds if cause is error else 0.0
+        elif isinstance(cause, TimeoutError | MemoryError):
+            message = str(cause)
         if job.kind == "score":
             self.failed += 1
-            write_failure(self.store, job, step, told, trace)
+            write_failure(self.store, job, "score" if cause is error else "before", message, trace)
             if job.hash in self.there:
-                self.store.delete(place(job))
+                self.store.delete(place(job.kind, job.hash))
             self._close(job)
-        seconds = (
-            cause.seconds if isinstance(error, FailedJobError) and isinstance(cause, FailedJobError) else 0.0
-        )
-        self._log("failed", job, error=told, traceback=trace, seconds=round(seconds, 6))
+        self._log("failed", job, error=message, traceback=trace, seconds=round(seconds, 6))
 
     def _close(self, job: StudyJob) -> None:
         """Drop a map that has served its last cell, where the study does not keep them."""
-        for need in job.needs:
-            if need in self.open:
-                self.open[need] -= 1
-                if not self.open[need] and not self.plan.keep_explanations:
-                    self.store.delete(f"{EXPLANATIONS}/{need}.safetensors")
-
-    # --- what is told -------------------------------------------------------------------------------
-
-    def _failed(self) -> str:
-        return f"{self.failed} failed"
-
-    def _event(self, what: str, job: StudyJob) -> None:
-        self._log(what, job)
+        for need in job.needs if not self.plan.keep_explanations else ():
+            self.open[need] -= 1
+            if not self.open[need]:
+                self.store.delete(place("explain", need))
 
     def _log(self, event: str, job: StudyJob | None = None, **more: Any) -> None:
         """A line of the log; what ended is kept in the folder too, apart from what must be equal."""
         done = self.known + self.done
-        left = self.cells - done - self.failed
         line: dict[str, Any] = {"time": round(time.time(), 3), "event": event, "study": self.plan.name}
-        line |= {"cells": self.cells, "done": done, "failed": self.failed, "left": left}
+        line |= {"cells": self.cells, "done": done, "failed": self.failed}
+        line["left"] = self.cells - done - self.failed
         if job is not None:
-            line |= {"kind": job.kind, "hash": job.hash, "task": job.task, "explainer": job.explainer}
-            line |= {"metric": job.metric, "seed": job.seed, "shard": list(job.shard)}
+            line |= {"kind": job.kind, "hash": job.hash, **job.labels, "shard": list(job.shard)}
         line |= more
         if self.watch is not None:
             self.watch(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from veridical.core import files
-from veridical.core.files import check_limit, limit
+from veridical.core.files import check_limit
 from veridical.errors import InputError
 from veridical.study.spec import Entry, Frozen, StudySpec, TaskEntry
 
@@ -56,53 +56,62 @@ def parse_study(text: str | bytes, source: str = "study") -> StudyFile:
         raise InputError(f"{source}: not written in UTF-8: {error}") from error
     check_limit("yaml_kib", len(text) / 1024, source)
     try:
-        _refuse_deep(text, source)
+        _check_size(text, source)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        check_limit("yaml_nodes", _unfolded(root, source), source)
-        data = yaml.safe_load(text)
+        data = _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
         raise InputError(f"{source}{line}: not YAML: {error.problem or error}") from error
     except yaml.YAMLError as error:
         raise InputError(f"{source}: not YAML: {error}") from error
+    except InputError:
+        raise
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         # a number of too many digits, a date that is none, a key that is a list
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{source}: holds a value that cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise InputError(f"{source}:1: a study file is a mapping with tasks, explainers and metrics")
-    for key in _repeated(root):
-        raise InputError(f"{source}:{key.start_mark.line + 1}: '{key.value}' is said twice")
     return StudyFile(_checked(data, source, root), text, source, root)
 
 
-def _refuse_deep(text: str, source: str) -> None:
-    """Nesting is counted before anything follows it."""
-    depth, most = 0, limit("yaml_depth")
+class _Loader(yaml.SafeLoader):
+    """YAML as plain data, in which no key is given twice: other readers keep the last and say nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        known: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in known:
+                raise yaml.MarkedYAMLError(
+                    problem=f"'{key.value}' is given twice", problem_mark=key.start_mark
+                )
+            known.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def _check_size(text: str, source: str) -> None:
+    """Count nesting, and values with every alias written out, before anything is made of them."""
+    sizes: dict[str | None, int] = {}
+    """How many values each anchor stands for."""
+    inside: list[tuple[str | None, int]] = [(None, 0)]
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > most:
-            check_limit("yaml_depth", depth, f"{source}:{event.start_mark.line + 1}")
-
-
-def _unfolded(root: yaml.Node | None, source: str) -> int:
-    """How many values the file holds once every alias is written out; a few lines can stand for billions."""
-    known: dict[int, int | None] = {}
-
-    def count(node: Any) -> int:
-        if isinstance(node, tuple):
-            return sum(map(count, node))
-        if id(node) not in known:
-            known[id(node)] = None
-            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-            known[id(node)] = 1 + sum(map(count, inner))
-        found = known[id(node)]
-        if found is None:
-            raise InputError(f"{source}:{node.start_mark.line + 1}: an alias stands inside what it names")
-        return found
-
-    return 0 if root is None else count(root)
+        where = f"{source}:{event.start_mark.line + 1}"
+        if isinstance(event, yaml.CollectionStartEvent):
+            inside.append((event.anchor, 1))
+            check_limit("yaml_depth", len(inside) - 1, where)
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = inside.pop()
+        elif isinstance(event, yaml.ScalarEvent):
+            anchor, size = event.anchor, 1
+        elif isinstance(event, yaml.AliasEvent):
+            anchor, size = event.anchor, sizes.get(event.anchor, 0)
+            if not size:
+                raise InputError(f"{where}: an alias stands inside what it names, or names nothing")
+        else:
+            continue
+        sizes[anchor] = size
+        inside[-1] = inside[-1][0], inside[-1][1] + size
+    check_limit("yaml_nodes", inside[0][1], source)
 
 
 def _checked(data: Mapping[str, Any], source: str, root: yaml.Node | None) -> StudySpec:
@@ -146,28 +155,6 @@ def _line(node: yaml.Node, place: Place) -> int:
     return line + 1
 
 
-def _repeated(node: yaml.Node | None) -> Iterator[yaml.ScalarNode]:
-    """Keys that a mapping has twice: YAML's readers keep the last one and say nothing."""
-    seen: set[int] = set()
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        if node is None or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            known: set[str] = set()
-            for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode):
-                    if key.value in known:
-                        yield key
-                    known.add(key.value)
-                stack.append(value)
-        elif isinstance(node, yaml.SequenceNode):
-            children: Iterable[yaml.Node] = node.value
-            stack.extend(children)
-
-
 def _dumped(data: Mapping[str, Any]) -> str:
     try:
         return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
@@ -193,22 +180,15 @@ class Choice(Frozen):
     place: tuple[str | int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Grid:
-    """All choices of a study, axis by axis; their product is never written out."""
+def expand(file: StudyFile) -> dict[str, tuple[Choice, ...]]:
+    """Every point of every entry's grid, under labels that differ, axis by axis.
 
-    tasks: tuple[Choice, ...]
-    explainers: tuple[Choice, ...]
-    metrics: tuple[Choice, ...]
-    seeds: tuple[int, ...]
-
-
-def expand(file: StudyFile) -> Grid:
-    """Every point of every entry's grid, under labels that differ."""
+    The product of the axes is never written out.
+    """
     spec = file.spec
     axes = {axis: _choices(file, axis, getattr(spec, axis)) for axis in ("tasks", "explainers", "metrics")}
     check_limit("cells", math.prod(map(len, axes.values())) * len(spec.seeds), file.source)
-    return Grid(**axes, seeds=tuple(spec.seeds))
+    return axes
 
 
 def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choice, ...]:
@@ -216,7 +196,12 @@ def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choi
     points = sum(math.prod(map(len, entry.grid.values())) for entry in entries)
     check_limit("grid_points", points, f"{file.source}: {axis}")
     for number, entry in enumerate(entries):
-        for point in _points(entry.grid):
+        of_task: dict[str, Any] = {}
+        if isinstance(entry, TaskEntry):
+            of_task = {"samples": entry.samples or file.spec.samples, "files": entry.files}
+            of_task |= {"seed": entry.seed, "fill": entry.fill}
+        for values in itertools.product(*entry.grid.values()):
+            point = dict(zip(entry.grid, values, strict=True))
             settings = {**entry.settings, **point}
             label = _label(entry, settings if entry.label is None else point)
             if label in found:
@@ -228,20 +213,9 @@ def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choi
                 settings=settings,
                 resources={**file.spec.resources.given(), **entry.resources.given()},
                 place=(axis, number),
-                **_of_task(entry, file.spec),
+                **of_task,
             )
     return tuple(found.values())
-
-
-def _of_task(entry: Entry, spec: StudySpec) -> dict[str, Any]:
-    if not isinstance(entry, TaskEntry):
-        return {}
-    samples = entry.samples or spec.samples
-    return {"samples": samples, "seed": entry.seed, "fill": entry.fill, "files": entry.files}
-
-
-def _points(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def _label(entry: Entry, shown: Mapping[str, Any]) -> str:

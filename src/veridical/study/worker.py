@@ -23,7 +23,7 @@ from veridical.errors import FormatError, InputError, VeridicalError
 from veridical.metrics import ExplainerMetric, Metric
 from veridical.models.cost import Cost
 from veridical.study.cells import map_bytes, read_map, to_parquet
-from veridical.study.plan import PlannedTask, PlannedThing, StudyJob, torch_threads
+from veridical.study.plan import PlannedTask, StudyJob, torch_threads
 from veridical.study.preparations import equipped, prepare
 from veridical.study.resolve import identify_task, load_task, make_explainer, make_metric
 from veridical.values.explanation import Explanation
@@ -36,18 +36,15 @@ _tasks: dict[tuple[Any, ...], Task] = {}
 
 @dataclass(frozen=True)
 class Work:
-    """A job with all that a worker needs for it: what its task, explainer and metric are, and files.
+    """A job with all that a worker needs for it.
 
-    `files` are the results of the jobs that it needs, by hash: as paths, or as bytes for workers elsewhere.
-    A `task` that is given need not be loaded.
+    `prepared` says what is prepared under which hash, `settings` everything that decides a cell. `files` are
+    the results of the jobs that it needs, by hash: as paths, or as bytes for workers elsewhere. A `task` that
+    is given need not be loaded.
     """
 
     job: StudyJob
-    planned: PlannedTask
-    explainer: PlannedThing | None
-    metric: PlannedThing | None
     prepared: Mapping[str, Mapping[str, Any]]
-    """What is prepared under which hash."""
     settings: Mapping[str, Any]
     files: Mapping[str, Path | bytes]
     threads: int
@@ -65,7 +62,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Result:
-    """The file that a job makes, with its name's ending, and what it took."""
+    """The content of the file that a job makes, and what it took."""
 
     content: bytes = field(repr=False)
     cost: Cost
@@ -112,7 +109,7 @@ def forget() -> None:
 
 
 def _prepare(work: Work, _: dict[str, bytes]) -> tuple[bytes, Cost]:
-    task, metric = _task(work), work.metric
+    task, metric = _task(work), work.job.metric
     assert metric is not None
     before = task.predictor.meter.cost
     made = make_metric(metric.choice, work.allow_code)
@@ -126,24 +123,22 @@ def _explain(work: Work, _: dict[str, bytes]) -> tuple[bytes, Cost]:
 
 
 def _score(work: Work, made: dict[str, bytes]) -> tuple[bytes, Cost]:
-    job = work.job
-    assert work.metric is not None
-    assert work.explainer is not None
-    task = _task(work)
-    metric = make_metric(work.metric.choice, work.allow_code)
+    job, task = work.job, _task(work)
+    assert job.metric is not None
+    assert job.explainer is not None
+    metric = make_metric(job.metric.choice, work.allow_code)
     plain = metric.to_json()
     for hash, facts in work.prepared.items():
         metric = equipped(metric, task, hash, facts, work.files[hash])
     if isinstance(metric, ExplainerMetric):
-        scores = metric(task, make_explainer(work.explainer.choice, work.allow_code), Key(job.seed))
+        scores = metric(task, make_explainer(job.explainer.choice, work.allow_code), Key(job.seed))
     elif isinstance(metric, Metric):
         scores = metric(task, _map(work, made), Key(job.seed))
     else:
-        raise InputError(f"'{metric.name}' judges neither maps nor methods")
+        raise InputError(f"'{metric.name}' evaluates neither maps nor methods")
     # the file a fine-tuned model lies in is this machine's affair
     scores = replace(scores, provenance={**scores.provenance, "metric": plain})
-    labels = {"task": job.task, "explainer": job.explainer, "metric": job.metric, "seed": job.seed}
-    return to_parquet(scores, labels, work.settings, job.hash), scores.cost
+    return to_parquet(scores, job.labels, work.settings, job.hash), scores.cost
 
 
 KINDS = {"prepare": _prepare, "explain": _explain, "score": _score}
@@ -151,42 +146,46 @@ KINDS = {"prepare": _prepare, "explain": _explain, "score": _score}
 
 def _map(work: Work, made: dict[str, bytes]) -> Explanation:
     """The explanation a cell rests on; made again if it is gone, as another run may have dropped it."""
-    hash = work.job.needs[-1]
+    job, hash = work.job, work.job.needs[-1]
     try:
-        return read_map(work.files[hash], hash, work.job.samples)
-    except (FormatError, FileNotFoundError, KeyError):
-        seed = work.job.seed if work.planned.draws[work.job.explainer] else 0
-        explanation = _explained(work, seed)
+        return read_map(work.files[hash], hash, job.samples)
+    except (FormatError, KeyError):
+        assert job.explainer is not None
+        explanation = _explained(work, job.seed if job.task.draws[job.explainer.label] else 0)
         made[hash] = map_bytes(explanation, hash)
         return explanation
 
 
 def _explained(work: Work, seed: int) -> Explanation:
-    assert work.explainer is not None
-    return make_explainer(work.explainer.choice, work.allow_code)(_task(work), Key(seed))
+    assert work.job.explainer is not None
+    return make_explainer(work.job.explainer.choice, work.allow_code)(_task(work), Key(seed))
 
 
 def _task(work: Work) -> Task:
     """The rows of a job, as a task that nothing has touched."""
-    planned, job = work.planned, work.job
+    planned, job = work.job.task, work.job
     shard = job.shard if planned.ranged else None
     key = (planned.digest, planned.label, shard, planned.rows, work.threads, work.device)
     if key not in _tasks:
         while len(_tasks) >= KEPT_TASKS:
             _tasks.pop(next(iter(_tasks)))
             gc.collect()  # a task points at itself
-        _tasks[key] = _checked(work, shard)
+        _tasks[key] = work.task or load_planned(planned, work.threads, work.device, work.allow_code, shard)
     rows = slice(job.samples) if planned.ranged else slice(*job.shard)
     task = _tasks[key][rows]
     return task.changed(estimates=task.estimates)
 
 
-def _checked(work: Work, shard: tuple[int, int] | None) -> Task:
-    planned, rows = work.planned, work.planned.samples if shard is None else shard[1] - shard[0]
-    task = work.task
-    if task is None:
-        how = {"threads": work.threads, "device": work.device, "allow_code": work.allow_code}
-        task = load_task(planned.choice, rows=planned.rows, shard=shard, **how)  # type: ignore[arg-type]
+def load_planned(
+    planned: PlannedTask,
+    threads: int,
+    device: str | None,
+    allow_code: bool,
+    shard: tuple[int, int] | None = None,
+) -> Task:
+    """The task that was planned; InputError where it is another by now."""
+    task = load_task(planned.choice, planned.rows, threads, device, allow_code, shard)
+    rows = planned.samples if shard is None else shard[1] - shard[0]
     same = shard is not None or identify_task(task, planned.choice)[0] == planned.digest
     if len(task) != rows or not same:
         raise InputError(

@@ -55,9 +55,9 @@ class ScoreTable:
 
     def markdown(self) -> str:
         """A Markdown table; the best of a column is bold."""
-        head = ["explainer", *(f"{_bars(name)} {ARROWS[way]}" for name, way in self.columns)]
+        head = ["explainer", *(f"{_markdown_text(name)} {ARROWS[way]}" for name, way in self.columns)]
         lines = [head, ["---", *["---:"] * len(self.columns)]]
-        lines += [[_bars(who), *self._row(who, "**{}**", str)] for who in self.rows]
+        lines += [[_markdown_text(who), *self._row(who, "**{}**", str)] for who in self.rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
     def latex(self) -> str:
@@ -70,10 +70,10 @@ class ScoreTable:
 
     def html(self) -> str:
         """An HTML table; the best of a column is bold."""
-        head = "".join(f"<th>{html.escape(name)} {ARROWS[way]}</th>" for name, way in self.columns)
+        head = "".join(f"<th>{_html(name)} {ARROWS[way]}</th>" for name, way in self.columns)
         body = "".join(
-            f"<tr><th>{html.escape(who)}</th>"
-            + "".join(f"<td>{cell}</td>" for cell in self._row(who, "<b>{}</b>", html.escape))
+            f"<tr><th>{_html(who)}</th>"
+            + "".join(f"<td>{cell}</td>" for cell in self._row(who, "<b>{}</b>", _html))
             + "</tr>"
             for who in self.rows
         )
@@ -81,8 +81,8 @@ class ScoreTable:
 
     def text(self) -> str:
         """A table for a terminal; the best of a column has a star."""
-        head = ["explainer", *(f"{name} {ARROWS[way]}" for name, way in self.columns)]
-        lines = [head, *([who, *self._row(who, "{} *", str)] for who in self.rows)]
+        head = ["explainer", *(f"{_line(name)} {ARROWS[way]}" for name, way in self.columns)]
+        lines = [head, *([_line(who), *self._row(who, "{} *", str)] for who in self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
         return "\n".join(
             "  ".join(
@@ -125,12 +125,37 @@ def _shown(scores: Scores) -> str:
     return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
+_HIDDEN = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""Control characters of a terminal, and those that turn the direction of what is read."""
+
+
+def visible(text: str) -> str:
+    """The text with its control characters written out, so that a name is no command to a terminal.
+
+    >>> visible(chr(27) + "[31mred") == chr(92) + "x1b[31mred"
+    True
+    """
+    return text.translate(_HIDDEN)
+
+
+def _line(text: str) -> str:
+    return visible(" ".join(text.splitlines()))
+
+
 def _tex(text: str) -> str:
-    return re.sub(r"[&%$#_{}~^\\]", lambda found: _LATEX[found.group()], text)
+    return re.sub(r"[&%$#_{}~^\\]", lambda found: _LATEX[found.group()], _line(text))
 
 
-def _bars(text: str) -> str:
-    return text.replace("|", "\\|")
+def _html(text: str) -> str:
+    return html.escape(_line(text))
+
+
+def _markdown_text(text: str) -> str:
+    """No column of its own, no HTML and no link: some viewers render them."""
+    return _line(text).replace("<", "&lt;").replace("|", "\\|").replace("[", "\\[")
 
 
 def write_csv(frame: pd.DataFrame, path: str | Path) -> Path:
@@ -183,7 +208,7 @@ def write_table(frame: pd.DataFrame, path: str | Path, scores: ScoreTable | None
 def _markdown(frame: pd.DataFrame) -> str:
     lines = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
     lines += [[str(cell) for cell in row] for row in frame.itertuples(index=False)]
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    cells = [[_markdown_text(cell) for cell in line] for line in lines]
     return "\n".join("| " + " | ".join(line) + " |" for line in cells) + "\n"
 
 
@@ -211,4 +236,4 @@ def quoted(text: str) -> str:
 
 def _cell(text: str) -> str:
     # a bare carriage return would end the row, since only line feeds are quoted
-    return quoted(text).replace("\r\n", "\n").replace("\r", "\n")
+    return visible(quoted(text).replace("\r\n", "\n").replace("\r", "\n"))
