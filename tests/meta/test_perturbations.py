@@ -207,7 +207,7 @@ class Counts(nn.Module):
 
 def test_an_iteration_is_whole_before_the_next_begins():
     noise = {(test, mode): Amount(inputs=0.1) for test in ("ipt", "mpt") for mode in ("nr", "ar")}
-    perturbations = plan(("ipt", "mpt"), noise, iterations=3, draws=2)
+    perturbations = plan(("ipt", "mpt"), noise, iterations=range(3), draws=2)
     order = [each.iteration for each in perturbations]
     assert order == sorted(order)
     keys = {each.key(KEY) for each in perturbations}

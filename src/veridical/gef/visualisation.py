@@ -8,7 +8,7 @@ give one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -40,12 +40,12 @@ FOR_PHOTOS: dict[str, dict[str, Any]] = {
     "deep_viz": {"views": 8, "smallest": 0.5, "blur": 0.8, "blur_every": 2, "weakest": 0.0},
     "fourier": {"views": 16, "smallest": 0.5},
 }
-"""What makes classes of photographs plain to see, found by looking: many views, and smaller parts in them."""
+"""What makes classes of photographs plain to see: many views, and smaller parts in them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Visualisation:
-    """Images of classes in the model's input space, and what the model says to them."""
+    """Images of classes in the model's input space, and the model's response to them."""
 
     images: Tensor
     """One per class (n, C, H, W)."""
@@ -60,32 +60,25 @@ class Visualisation:
     cost: Cost
     """Rows asked."""
 
-    def __len__(self) -> int:
-        return len(self.classes)
-
-    def plot(self, names: Sequence[str] | None = None, columns: int = 5) -> Figure:
-        """All images in a grid, each with its class and the model's probability for it."""
-        across = min(columns, len(self))
-        down = -(-len(self) // across)
+    def plot(self, names: Sequence[str] | None = None) -> Figure:
+        """All images in a row, each with its class and the model's probability for it."""
         figure, grid = pyplot().subplots(
-            down, across, figsize=(1.8 * across, 2.0 * down), squeeze=False, layout="constrained"
+            1, len(self.classes), figsize=(1.8 * len(self.classes), 2.2), squeeze=False, layout="constrained"
         )
-        for cell in grid.flat:
-            cell.set_axis_off()
-        for cell, image, class_, share in zip(
-            grid.flat, self.images, self.classes, self.probabilities.tolist(), strict=False
-        ):
-            picture = as_image(image).numpy()
+        for place, cell in enumerate(grid[0]):
+            picture, class_ = as_image(self.images[place]).numpy(), self.classes[place]
             cell.imshow(picture, cmap="gray" if picture.ndim == 2 else None)
-            cell.set_title(f"{names[class_] if names else class_} ({share:.2f})", fontsize=8)
-        figure.suptitle(self.method, fontsize=9)
+            cell.set_title(
+                f"{names[class_] if names else class_} ({self.probabilities[place]:.2f})", fontsize=8
+            )
+            cell.set_axis_off()
         return figure
 
     def __repr__(self) -> str:
-        mean = float(self.probabilities.mean())
         return (
-            f"Visualisation by {self.method} of {len(self)} classes, images {tuple(self.images.shape[1:])}, "
-            f"mean probability of the class {mean:.2f}, cost {self.cost}"
+            f"Visualisation by {self.method} of {len(self.classes)} classes, images of "
+            f"{tuple(self.images.shape[1:])}, mean probability of the class "
+            f"{float(self.probabilities.mean()):.2f}, cost {self.cost}"
         )
 
 
@@ -126,11 +119,10 @@ def visualise(
     """
     if method not in METHODS:
         raise unknown_name("method of visualisation", method, METHODS)
-    classes = None if class_ is None else [class_] if isinstance(class_, int) else list(class_)
-    on = class_task(task, classes)
-    large = min(on.inputs.shape[2:], default=0) >= PHOTO
-    own = {**FOR_PHOTOS[method], **settings} if large else settings
-    explanation = METHODS[method](steps=steps, **own)(on, Key(seed))
+    on = class_task(task, [class_] if isinstance(class_, int) else class_)
+    if min(on.inputs.shape[2:], default=0) >= PHOTO:
+        settings = {**FOR_PHOTOS[method], **settings}
+    explanation = METHODS[method](steps=steps, **settings)(on, Key(seed))
     images = explanation.values.reshape(on.inputs.shape).to(on.inputs.dtype)
     outputs = task.uncounted(lambda: task.predictor.outputs(images))
     place = on.targets[:, None]
@@ -189,37 +181,29 @@ def class_task(task: Task, classes: Sequence[int] | None = None, rows_per_class:
     predicted = task.uncounted(lambda: task.predictor.outputs(rows)).argmax(-1)
     found = predicted.unique().tolist()
     chosen = found if classes is None else [int(c) for c in classes]
-    if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(range(task.n_outputs)):
+    if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(found):
         raise InputError(
-            f"classes are different numbers from 0 to {task.n_outputs - 1}, at least one; got {chosen}"
-        )
-    absent = sorted(set(chosen) - set(found))
-    if absent:
-        raise InputError(
-            f"the model predicts none of its {len(rows)} reference rows to be of class {absent[:5]}; choose "
-            "among the others, or give the task train=... with such rows"
+            f"classes are different numbers, each predicted in one of the {len(rows)} reference rows "
+            f"({found[:12]}); got {chosen}; for others give the task train=... with such rows"
         )
     index = _members(predicted, chosen, rows_per_class)
+    shape = tuple(rows.shape[1:])
+    common: dict[str, Any] = {"alone": True, "labels": None, "masks": None}
     members = task.changed(
-        alone=True,
+        **common,
         inputs=rows[index],
         side=take_side(side, index),
         ids=index,
-        labels=None,
-        masks=None,
         space=Space.of(rows).to(task.device),
         targets=predicted[index],
     )
     targets = torch.tensor(chosen, device=task.device)
-    # the mean row stands in where an input is asked for its shape
-    stand_in = rows.mean(0, keepdim=True).expand(len(chosen), *rows.shape[1:]).contiguous()
     return task.changed(
-        alone=True,
-        inputs=stand_in,
+        **common,
+        # the mean row stands in where an input is asked for its shape
+        inputs=rows.mean(0, keepdim=True).expand(len(chosen), *shape).contiguous(),
         ids=targets,
-        labels=None,
-        masks=None,
-        space=Space.elements(tuple(rows.shape[1:])).to(task.device),
+        space=Space.elements(shape).to(task.device),
         targets=targets,
         members=members,
     )
@@ -278,23 +262,18 @@ class FeatureVisualisation(Explainer):
         return parameters
 
     def attribute(self, task: Task, context: Context) -> Tensor:
-        parameters = self.start(task, context.key)
-        first, second = torch.zeros_like(parameters), torch.zeros_like(parameters)
+        parameters = self.start(task, context.key).requires_grad_(True)
+        # Adam, so that the rate means the same whatever the model's scale
+        optimiser = torch.optim.Adam([parameters], lr=self.rate, eps=1e-12, maximize=True)
         for step in range(self.steps):
-            parameters = parameters.detach().requires_grad_(True)
-            seen = seen_from(
-                self.image(parameters, task), task, self.views, context.key / "view" / step, self.smallest
-            )
+            key = context.key / "view" / step
+            seen = seen_from(self.image(parameters, task), task, self.views, key, self.smallest)
             outputs = call(task.predictor.view, seen)
             logits = selected(outputs, task.targets.repeat_interleave(self.views))
-            (gradient,) = torch.autograd.grad(logits.sum() / self.views, parameters)
+            (parameters.grad,) = torch.autograd.grad(logits.sum() / self.views, parameters)
+            optimiser.step()
             with torch.no_grad():
-                # Adam, so that the rate means the same whatever the model's scale
-                first = 0.9 * first + 0.1 * gradient
-                second = 0.999 * second + 0.001 * gradient.square()
-                scale = (second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-12
-                moved = parameters + self.rate * first / (1 - 0.9 ** (step + 1)) / scale
-                parameters = self.tidied(moved, gradient, step)
+                parameters.copy_(self.tidied(parameters, parameters.grad, step))
         with torch.no_grad():
             return self.image(parameters, task)
 
@@ -324,7 +303,7 @@ class DeepViz(FeatureVisualisation):
     paper: ClassVar[str] = "Yosinski et al. 2015"
 
     def start(self, task: Task, key: Key) -> Tensor:
-        return 0.1 * _noise(task, key / "start", tuple(task.inputs.shape[1:]))
+        return 0.1 * _drawn(keyed.normal, task, key / "start", tuple(task.inputs.shape[1:]))
 
     def image(self, parameters: Tensor, task: Task) -> Tensor:
         low, high = value_range(task)
@@ -355,7 +334,7 @@ class Fourier(FeatureVisualisation):
 
     def start(self, task: Task, key: Key) -> Tensor:
         channels, height, width = task.inputs.shape[1:]
-        return 0.1 * _noise(task, key / "start", (channels, height, width // 2 + 1, 2))
+        return 0.1 * _drawn(keyed.normal, task, key / "start", (channels, height, width // 2 + 1, 2))
 
     def image(self, parameters: Tensor, task: Task) -> Tensor:
         height, width = task.inputs.shape[2:]
@@ -384,7 +363,9 @@ class Maco(FeatureVisualisation):
 
     def start(self, task: Task, key: Key) -> Tensor:
         channels, height, width = task.inputs.shape[1:]
-        return torch.pi * (2 * _uniform(task, key / "start", (channels, height, width // 2 + 1)) - 1)
+        return torch.pi * (
+            2 * _drawn(keyed.uniform, task, key / "start", (channels, height, width // 2 + 1)) - 1
+        )
 
     def image(self, parameters: Tensor, task: Task) -> Tensor:
         height, width = task.inputs.shape[2:]
@@ -419,14 +400,9 @@ def seen_from(images: Tensor, task: Task, views: int, key: Key, smallest: float 
     return F.grid_sample(repeated, grid, padding_mode="reflection", align_corners=False)
 
 
-def _noise(task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
+def _drawn(draw: Callable[..., Tensor], task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
     size = torch.Size(shape).numel()
-    return keyed.normal(key, task.draw_ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
-
-
-def _uniform(task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
-    size = torch.Size(shape).numel()
-    return keyed.uniform(key, task.draw_ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
+    return draw(key, task.draw_ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
 
 
 # --- what the pictures of a task are like ---------------------------------------------
@@ -485,7 +461,6 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
     place = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
     weights = torch.exp(-place.square() / (2 * sigma**2))
     weights = weights / weights.sum()
-    flat = images.flatten(0, 1)[:, None]
-    flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), mode="replicate"), weights[None, None, None])
-    flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), mode="replicate"), weights[None, None, :, None])
-    return flat.reshape(images.shape)
+    flat = F.pad(images.flatten(0, 1)[:, None], (reach, reach, reach, reach), mode="replicate")
+    across = F.conv2d(flat, weights[None, None, None])
+    return F.conv2d(across, weights[None, None, :, None]).reshape(images.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, get_args
 
 import torch
@@ -75,17 +76,14 @@ def unperturbed(task: Task, test: Test) -> Task:
 
 def plan(
     tests: Sequence[Test],
-    amounts: dict[tuple[Test, Mode], Amount],
-    iterations: int | Sequence[int],
+    amounts: Mapping[tuple[Test, Mode], Amount],
+    iterations: Sequence[int],
     draws: int,
 ) -> list[Perturbation]:
     """All perturbations as they are scored: what is interrupted has whole iterations of every test."""
     return [
         Perturbation(test, mode, iteration, draw, amounts[test, mode])
-        for iteration in (range(iterations) if isinstance(iterations, int) else iterations)
-        for draw in range(draws)
-        for test in tests
-        for mode in MODES
+        for iteration, draw, test, mode in product(iterations, range(draws), tests, MODES)
     ]
 
 
@@ -94,9 +92,8 @@ def check_tests(tests: Sequence[str], task: Task) -> tuple[Test, ...]:
     given = (tests,) if isinstance(tests, str) else tuple(tests)
     if not given:
         raise InputError(f"give at least one test among {', '.join(TESTS)}")
-    for test in given:
-        if test not in TESTS:
-            raise unknown_name("test", str(test), TESTS)
+    if unknown := [test for test in given if test not in TESTS]:
+        raise unknown_name("test", str(unknown[0]), TESTS)
     if len(set(given)) != len(given):
         raise InputError(f"each test once, got {', '.join(given)}")
     if set(given) & {"mpt", "combined"} and not _has_weights(task):
@@ -202,11 +199,6 @@ def changes_that_matter(task: Task) -> float:
     return min(0.5, 0.8 * (1 - 1 / classes)) if classes else 0.5
 
 
-def share_changed(kept: Tensor) -> Tensor:
-    """The share of predictions that did not hold."""
-    return 1 - kept.to(torch.float64).mean(-1)
-
-
 Strength = Literal["published", "calibrated"] | float | Mapping[str, float]
 """A rule, one number for every test, or a number per test: {"ipt": 0.5, "mpt": 2.0}."""
 PUBLISHED: Mapping[Mode, Mapping[Test, float]] = {
@@ -237,7 +229,7 @@ def share_changed_by(
     noise = Amount(inputs=amount) if test == "ipt" else Amount(weights=amount)
     # the same draws at every amount, so that the share rises smoothly with it
     shares = [
-        share_changed(held(task, outputs_of(perturbed(task, noise, key / draw)), epsilon))
+        (~held(task, outputs_of(perturbed(task, noise, key / draw)), epsilon)).double().mean()
         for draw in range(draws)
     ]
     return float(torch.stack(shares).mean())
@@ -277,43 +269,35 @@ def calibrate(
     Calibrated
         The amount, the share of predictions it changes, and whether the target was reached.
     """
-
-    def search() -> Calibrated:
-        few = task
-        if len(task) > SAMPLES:
-            order = keyed.bits(Key(seed) / "meta samples", task.draw_ids, 0, 1)[:, 0].argsort()
-            few = task[order[:SAMPLES].sort().values]
-        key = Key(seed) / "meta strength" / test
-        target = (disrupted or changes_that_matter(task)) if mode == "ar" else SLIGHT
-
-        def passed(amount: float) -> tuple[bool, float]:
-            changed = share_changed_by(few, test, amount, epsilon, key, draws)
-            return (changed >= target if mode == "ar" else changed > target), changed
-
-        low, low_changed = MOST[test] / 2**HALVINGS, 0.0
-        for halving in range(HALVINGS, -1, -1):
-            high = MOST[test] / 2**halving
-            crossed, high_changed = passed(high)
-            if crossed:
-                break
-            low, low_changed = high, high_changed
-        else:
-            return Calibrated(high, high_changed, target, mode == "nr")
-        for _ in range(REFINEMENTS if high > low else 0):
-            middle = (low * high) ** 0.5
-            crossed, changed = passed(middle)
-            if crossed:
-                high, high_changed = middle, changed
-            else:
-                low, low_changed = middle, changed
-        if mode == "ar":
-            return Calibrated(high, high_changed, target, True)
-        return Calibrated(low, low_changed, target, low_changed <= target)
-
     label = f"meta strength {test} {mode} {epsilon} {seed} {draws} {disrupted}"
-    if label not in task.estimates:
-        task.estimates[label] = search()
-    found: Calibrated = task.estimates[label]
+    if label in task.estimates:
+        known: Calibrated = task.estimates[label]
+        return known
+    few = task
+    if len(task) > SAMPLES:
+        order = keyed.bits(Key(seed) / "meta samples", task.draw_ids, 0, 1)[:, 0].argsort()
+        few = task[order[:SAMPLES].sort().values]
+    key = Key(seed) / "meta strength" / test
+    target = (disrupted or changes_that_matter(task)) if mode == "ar" else SLIGHT
+
+    def changed(amount: float) -> tuple[bool, float, float]:
+        """Whether this amount changes enough, or too many; the amount and the share of changes."""
+        share = share_changed_by(few, test, amount, epsilon, key, draws)
+        return share >= target if mode == "ar" else share > target, amount, share
+
+    low, high = (False, MOST[test] / 2**HALVINGS, 0.0), (False, 0.0, 0.0)
+    for halving in range(HALVINGS, -1, -1):
+        high = changed(MOST[test] / 2**halving)
+        if high[0]:
+            break
+        low = high
+    if high[0] and high[1] > low[1]:
+        for _ in range(REFINEMENTS):
+            middle = changed((low[1] * high[1]) ** 0.5)
+            low, high = (low, middle) if middle[0] else (middle, high)
+    crossed, amount, share = high if mode == "ar" else low
+    found = Calibrated(amount, share, target, crossed if mode == "ar" else share <= target)
+    task.estimates[label] = found
     return found
 
 
@@ -331,17 +315,15 @@ def amounts(
     found: dict[tuple[Test, Mode], Amount] = {}
     remarks: list[str] = []
     singles: tuple[Test, ...] = ("ipt", "mpt")
-    needed = [t for t in singles if t in tests or "combined" in tests]
     for mode in MODES:
-        chosen: dict[str, float] = {}
-        for test in needed:
-            chosen[test], remark = _amount(task, test, mode, strengths[mode], epsilon, seed)
-            remarks += [remark] * bool(remark)
+        chosen = {"ipt": 0.0, "mpt": 0.0}
+        for test in singles:
+            if test in tests or "combined" in tests:
+                chosen[test], remark = _amount(task, test, mode, strengths[mode], epsilon, seed)
+                remarks += [remark] * bool(remark)
+        one = {"ipt": Amount(inputs=chosen["ipt"]), "mpt": Amount(weights=chosen["mpt"])}
         for test in tests:
-            found[test, mode] = Amount(
-                chosen["ipt"] if test in ("ipt", "combined") else 0.0,
-                chosen["mpt"] if test in ("mpt", "combined") else 0.0,
-            )
+            found[test, mode] = one.get(test, Amount(chosen["ipt"], chosen["mpt"]))
     return found, remarks
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ class Reliability:
 
         NaN where fewer than two have one: a single iteration shows no spread, which is not a spread of none.
         """
-        table = torch.cat([self.vectors, meta_consistency(self.vectors)[:, None]], 1)
+        table = with_mc(self.vectors)
         spread = (table - table.nanmean(0)).square().nanmean(0).sqrt()
         return spread.masked_fill((~table.isnan()).sum(0) < 2, torch.nan)
 
@@ -107,9 +107,24 @@ class Reliability:
         """
         if not len(self.resampled):
             return torch.full((2, 5), torch.nan, dtype=torch.float64)
-        table = torch.cat([self.resampled, meta_consistency(self.resampled)[:, None]], 1)
-        value = torch.cat([self.vector, meta_consistency(self.vector)[None]])
-        return _centred(table, value, level).clamp(0.0, 1.0)
+        return _centred(with_mc(self.resampled), with_mc(self.vector), level).clamp(0.0, 1.0)
+
+    @classmethod
+    def mean(cls, parts: Sequence[Reliability]) -> Reliability:
+        """The mean over tests."""
+        kept = torch.tensor([p.kept for p in parts], dtype=torch.float64).mean(0).tolist()
+        return cls(
+            torch.stack([p.vectors for p in parts]).mean(0),
+            torch.stack([p.effects for p in parts]).mean(0),
+            torch.stack([p.resampled for p in parts]).mean(0),
+            (kept[0], kept[1]),
+            tuple(reason for p in parts for reason in p.reasons),
+        )
+
+
+def with_mc(vectors: Tensor) -> Tensor:
+    """The four consistencies (..., 4) and MC behind them (..., 5)."""
+    return torch.cat([vectors, meta_consistency(vectors)[..., None]], -1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,14 +182,7 @@ class MetaEvaluation:
         for label, table in self.scores.items():
             for test in self.tests:
                 found[label, test] = self._reliability(table, test)
-            parts = [found[label, test] for test in self.averaged]
-            found[label, MEAN] = Reliability(
-                torch.stack([p.vectors for p in parts]).mean(0),
-                torch.stack([p.effects for p in parts]).mean(0),
-                torch.stack([p.resampled for p in parts]).mean(0),
-                (sum(p.kept[0] for p in parts) / len(parts), sum(p.kept[1] for p in parts) / len(parts)),
-                tuple(reason for p in parts for reason in p.reasons),
-            )
+            found[label, MEAN] = Reliability.mean([found[label, test] for test in self.averaged])
         return found
 
     def _reliability(self, table: MetricScores, test: Test) -> Reliability:
@@ -240,32 +248,19 @@ class MetaEvaluation:
         """
         import pandas as pd
 
-        rows = []
-        for label, table in self.scores.items():
-            for test in (*self.tests, MEAN):
-                found = self[label, test]
-                numbers = torch.cat([found.vector, meta_consistency(found.vector)[None]])
-                low, high = found.interval(self.level)
-                names = (*ENTRIES, "mc")
-                effects = found.effects.nanmean(0)
-                flags = [*self._reasons(label, test), table.dependence.remark]
-                rows.append(
-                    {
-                        "metric": label,
-                        "category": table.category,
-                        "test": test,
-                        **_named(names, "", numbers),
-                        **_named(names, "_std", found.spread),
-                        **_named(names, "_low", low),
-                        **_named(names, "_high", high),
-                        "effect_nr": float(effects[0]),
-                        "effect_ar": float(effects[1]),
-                        "kept_nr": found.kept[0],
-                        "kept_ar": found.kept[1],
-                        "dependence": table.dependence.permuted,
-                        "flags": "; ".join(flag for flag in flags if flag),
-                    }
-                )
+        names, rows = (*ENTRIES, "mc"), []
+        for label, test in product(self.scores, (*self.tests, MEAN)):
+            found, table = self[label, test], self.scores[label]
+            row: dict[str, Any] = {"metric": label, "category": table.category, "test": test}
+            low, high = found.interval(self.level)
+            numbers = {"": with_mc(found.vector), "_std": found.spread, "_low": low, "_high": high}
+            for suffix, values in numbers.items():
+                row |= {f"{name}{suffix}": float(v) for name, v in zip(names, values, strict=True)}
+            row["effect_nr"], row["effect_ar"] = found.effects.nanmean(0).tolist()
+            row["kept_nr"], row["kept_ar"] = found.kept
+            row["dependence"] = table.dependence.permuted
+            flags = [*self._reasons(label, test), table.dependence.remark]
+            rows.append({**row, "flags": "; ".join(flag for flag in flags if flag)})
         return pd.DataFrame(rows)
 
     def compare(self, test: str = MEAN) -> pd.DataFrame:
@@ -299,14 +294,9 @@ class MetaEvaluation:
             first, second = self[a, test], self[b, test]
             apart = meta_consistency(first.resampled) - meta_consistency(second.resampled)
             difference, spread = first.mc - second.mc, float(apart.std())
-            p = low = high = math.nan
-            if not math.isnan(difference + spread):
-                p = (
-                    math.erfc(abs(difference) / spread / math.sqrt(2))
-                    if spread > 0
-                    else float(difference == 0)
-                )
-                low, high = _centred(apart, torch.tensor(difference), self.level).tolist()
+            # without spread only a difference of 0 is none
+            p = math.erfc(abs(difference) / spread / 2**0.5) if spread != 0 else float(difference == 0)
+            low, high = _centred(apart, torch.tensor(difference), self.level).tolist()
             rows.append({"a": a, "b": b, "difference": difference, "low": low, "high": high, "p": p})
         frame = pd.DataFrame(rows)
         frame["p_holm"] = holm(torch.tensor(frame["p"].tolist(), dtype=torch.float64)).tolist()
@@ -390,10 +380,6 @@ def _centred(resampled: Tensor, value: Tensor, level: float) -> Tensor:
     return torch.quantile(resampled - resampled.mean(0), ends, dim=0) + value
 
 
-def _named(names: Sequence[str], suffix: str, values: Tensor) -> dict[str, float]:
-    return {f"{name}{suffix}": float(value) for name, value in zip(names, values, strict=True)}
-
-
 KIND = "meta-evaluation"
 PLAIN = ("explainers", "tests", "remarks", "iterations")
 FLAGS = ("explanations", "published", "average_first", "resamples", "level", "seed", "interrupted")
@@ -438,9 +424,7 @@ def packed(result: MetaEvaluation) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "failures": [asdict(failure) for failure in result.failures],
         "explanation_cost": asdict(result.explanation_cost),
     }
-    header |= {name: list(getattr(result, name)) for name in PLAIN}
-    header |= {name: getattr(result, name) for name in FLAGS}
-    return tensors, header
+    return tensors, header | {name: getattr(result, name) for name in (*PLAIN, *FLAGS)}
 
 
 def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluation:
@@ -458,7 +442,7 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
             Cost(**about["cost"]),
         )
     plain: dict[str, Any] = {name: tuple(header[name]) for name in PLAIN}
-    flags: dict[str, Any] = {name: header[name] for name in FLAGS}
+    plain |= {name: header[name] for name in FLAGS}
     return MetaEvaluation(
         scores,
         {(test, mode): tensors[f"kept/{test}/{mode}"] for test, mode in places},
@@ -466,7 +450,6 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
         failures=tuple(Failure(**failure) for failure in header["failures"]),
         explanation_cost=Cost(**header["explanation_cost"]),
         **plain,
-        **flags,
     )
 
 

@@ -121,66 +121,53 @@ class ScoringRun:
 
     def run(self, perturbations: list[Perturbation], progress: bool | None) -> None:
         """Score the unperturbed task, then every perturbed one, an iteration after the other."""
-        self._open(perturbations)
+        runs, samples = (len(self.iterations), self.draws), len(self.task)
+        places = list(dict.fromkeys((each.test, each.mode) for each in perturbations))
+        self.kept = {place: torch.zeros((*runs, samples), dtype=torch.bool) for place in places}
+        nothing = torch.full((*runs, len(self.explainers), samples), torch.nan, dtype=torch.float64)
+        for label, metric in list(self.metrics.items()):
+            self.scores[label] = MetricScores(
+                label,
+                metric.category,
+                metric.better,
+                {test: nothing[0, 0].clone() for test in self.tests},
+                {place: nothing.clone() for place in places},
+            )
+            with self._guarded(label):
+                self.metrics[label] = settled(metric, self.task)
         try:
-            for base, tests in self._distinct_bases():
-                self._score_base(base, tests)
+            self._score_unperturbed()
             for each in track(perturbations, "meta-evaluating", progress):
                 self._score_perturbed(each)
         except KeyboardInterrupt:
             self.interrupted = True
             warnings.warn("interrupted; the finished perturbations are kept", VeridicalWarning, stacklevel=3)
-        for table in self.scores.values():
-            table.unperturbed = {test: each.cpu() for test, each in table.unperturbed.items()}
-            table.perturbed = {place: each.cpu() for place, each in table.perturbed.items()}
-        self.kept = {place: kept.cpu() for place, kept in self.kept.items()}
-
-    def _open(self, perturbations: list[Perturbation]) -> None:
-        samples, device = len(self.task), self.task.device
-        runs = (len(self.iterations), self.draws)
-        shape = (*runs, len(self.explainers), samples)
-        places = dict.fromkeys((each.test, each.mode) for each in perturbations)
-        self.kept = {p: torch.zeros((*runs, samples), dtype=torch.bool, device=device) for p in places}
-        self.bases = {test: unperturbed(self.task, test) for test in self.tests}
-        for base in self.bases.values():
-            # what was calibrated on tokens holds at their embeddings
-            base.estimates.update(self.task.estimates)
-        for label, metric in list(self.metrics.items()):
-            table = MetricScores(label, metric.category, metric.better)
-            for test in self.tests:
-                table.unperturbed[test] = torch.full(shape[2:], torch.nan, dtype=torch.float64, device=device)
-            for place in places:
-                table.perturbed[place] = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
-            self.scores[label] = table
-            with self._guarded(label):
-                self.metrics[label] = settled(metric, self.task)
-
-    def _distinct_bases(self) -> list[tuple[Task, list[Test]]]:
-        """Every unperturbed task with the tests it serves: text has one of tokens and one of embeddings."""
-        tests_by_base: dict[bool, list[Test]] = {}
-        for test in self.tests:
-            tests_by_base.setdefault(self.bases[test] is self.task, []).append(test)
-        shared = {same: self.bases[tests[0]] for same, tests in tests_by_base.items()}
-        self.bases = {t: shared[same] for same, tests in tests_by_base.items() for t in tests}
-        return [(shared[same], tests) for same, tests in tests_by_base.items()]
 
     # --- one perturbation ----------------------------------------------------------------------------------
+
+    def _score_unperturbed(self) -> None:
+        """Score the task as it is; text also at its embeddings, where inputs move."""
+        on_inputs = [test for test in self.tests if test != "mpt"]
+        moved = unperturbed(self.task, on_inputs[0]) if on_inputs else self.task
+        if moved is not self.task:
+            # what was calibrated on tokens holds at their embeddings
+            moved.estimates.update(self.task.estimates)
+            moved = with_finetuned(self.metrics.values(), self.task, moved, partial(unperturbed, test="ipt"))
+        self.bases = {test: self.task if test == "mpt" else moved for test in self.tests}
+        for base in dict.fromkeys(self.bases.values()):
+            self._score_base(base, [test for test in self.tests if self.bases[test] is base])
 
     def _score_base(self, base: Task, tests: list[Test]) -> None:
         self.memo = Memo()
         key = self.root / UNPERTURBED
-        if base is not self.task:
-            perturb = partial(unperturbed, test=tests[0])
-            base = with_finetuned(self.metrics.values(), self.task, base, perturb)
-            self.bases |= dict.fromkeys(tests, base)
         maps = {who: self._explain(method, base, key) for who, method in self.explainers.items()}
-        if self.published and base is self.bases.get("ipt"):
+        if "ipt" in tests:
             self.old_maps = maps
         for label in list(self.metrics):
             with self._guarded(label):
                 scores = self._scores(label, base, self.explainers, maps, key)
                 for test in tests:
-                    self.scores[label].unperturbed[test][:] = torch.stack(list(scores.values()))
+                    self.scores[label].unperturbed[test][:] = torch.stack(list(scores.values())).cpu()
                 if tests[0] == self.tests[0]:
                     self._check_dependence(label, base, maps, key, scores)
 
@@ -192,7 +179,7 @@ class ScoringRun:
         outputs = outputs_of(made)
         same = held(self.task, outputs, self.epsilon)
         kept = (same if mode == "nr" else ~same) & outputs.isfinite().all(-1)
-        self.kept[place][row, draw] = kept
+        self.kept[place][row, draw] = kept.cpu()
         if not bool(outputs.isfinite().all()):
             where = f"{test} {mode}, iteration {perturbation.iteration}, draw {draw}"
             self.broken.append(f"{where}: the outputs contain NaN or infinity and cannot be scored")
@@ -204,30 +191,30 @@ class ScoringRun:
         made = made.changed(outputs=outputs, estimates=dict(base.estimates))
         keep_maps = self.published and test == "ipt"
         # no other sample counts; old maps are those of all samples
-        some = slice(None) if keep_maps or bool(kept.all()) else kept.nonzero()[:, 0]
-        made = made if isinstance(some, slice) else made[some]
-        made = with_finetuned(
-            self.metrics.values(),
-            self.task,
-            made,
-            lambda task: perturbation.of(task, self.root, self.published)[some],
-        )
+        some = torch.arange(len(made), device=made.device)
+        if not keep_maps and not bool(kept.all()):
+            some = kept.nonzero()[:, 0]
+            made = made[some]
+
+        def again(task: Task) -> Task:
+            return perturbation.of(task, self.root, self.published)[some]
+
+        made = with_finetuned(self.metrics.values(), self.task, made, again)
         methods = dict(self.explainers)
         if keep_maps:
-            maps = {
-                w: self._explain(m, base, key) if m._draws_on(base) else self.old_maps[w]
-                for w, m in methods.items()
-            }
+            drawn = {w: self._explain(m, base, key) for w, m in methods.items() if m._draws_on(base)}
+            maps = self.old_maps | drawn
             methods = {who: recalled(method, maps[who], made) for who, method in methods.items()}
         else:
             maps = {who: self._explain(method, made, key) for who, method in methods.items()}
         for label in list(self.metrics):
             with self._guarded(label):
                 scores = self._scores(label, made, methods, maps, key)
-                seen = torch.stack(list(scores.values())).double()
-                if not isinstance(some, slice):
-                    seen = _unmoved(seen, self.scores[label].unperturbed[test][:, some], outputs)
-                self.scores[label].perturbed[place][row, draw][:, some] = seen
+                table, places = self.scores[label], some.cpu()
+                found = torch.stack(list(scores.values())).double().cpu()
+                if len(some) < len(kept):
+                    found = _unmoved(found, table.unperturbed[test][:, places], outputs)
+                table.perturbed[place][row, draw][:, places] = found
                 if mode == "ar" and test == self.tests[0]:
                     self._check_reach(label, made, maps, key, scores)
 
