@@ -85,7 +85,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.metrics.robustness.relative_input_stability": ("relative_input_stability", "RelativeInputStability"),
     "veridical.metrics.robustness.relative_output_stability": ("relative_output_stability", "RelativeOutputStability"),
     "veridical.metrics.robustness.relative_representation_stability": ("relative_representation_stability", "RelativeRepresentationStability"),
-    "veridical.metrics.tie_orders": ("", "merged over_orders"),
+    "veridical.metrics.tie_orders": ("", "over_orders ties_decide"),
     "veridical.qge.gap": ("qge qrand", ""),
     "veridical.qge.kept_features": ("kept_features", ""),
 }

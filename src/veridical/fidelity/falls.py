@@ -1,14 +1,15 @@
 """How far the right answer falls: one pass over all sizes, both signs and all draws of an explanation.
 
-Of few features RFid and FFid are exact sums instead of means over draws: k of a part's m features drawn
-without replacement are each of C(m, k) subsets equally often, so the expected answer is the mean over those
-subsets of the table of all 2^n.
+A map with ties stands for every ranking that agrees with it. They are averaged here: metrics, studies and sizes
+all measure by this. Of few features RFid and FFid are exact sums instead of means over draws: k of a
+part's m features drawn without replacement are each of C(m, k) subsets equally often, so the expected
+answer is the mean over those subsets of the table of all 2^n.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,14 +27,16 @@ from veridical.fidelity.removal import (
 )
 from veridical.functional import area_under_curve, round_to_grid
 from veridical.models.context import Memo
+from veridical.perturb.fills import Backgrounds
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets
-from veridical.perturb.subset_table import FEW, has_few, places_of
+from veridical.perturb.subset_table import FEW, bits_of, has_few, places_of
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
+from veridical.values.ties import TieOrders, run_bounds
 
 ANSWERS_AT_ONCE = 2**23
-"""Answers (samples x masks x outputs) held at a time: 64 MiB in float64."""
+"""Outputs (samples x masks x outputs) held at a time: 64 MiB in float64."""
 FEW_OF_MANY_ROWS = 8
 """The most features whose subsets are all asked where each takes many rows of the fill."""
 _WEIGHTS_AT_ONCE = 2**22
@@ -53,6 +56,10 @@ class Falls:
     once: Tensor
     indicator: Tensor
     probability: Tensor
+    variance: Tensor
+    """Of the mean over sizes, between rankings that agree with a map (2, N): indicator, probability."""
+    orders: Tensor
+    """How many such rankings each sample was measured along (N,)."""
 
     def variant(self, name: str) -> Tensor:
         """The falls of one variant by name."""
@@ -96,7 +103,7 @@ def measure(
     task : Task
         The model that sees masked inputs, and the samples.
     explanation : Explanation
-        Whose ranking decides what is removed.
+        Whose ranking decides what is removed; ties are averaged over the rankings that agree with it.
     truth : Tensor
         The right answer of each sample.
     levels : sequence of float
@@ -122,29 +129,34 @@ def measure(
         Sizes, counts and falls of each sign.
     """
     levels, memo = evaluated_sizes(task, levels), memo or Memo()
-    rule = removals(task, explanation, levels, alpha, beta, draws, signs, bernoulli, key)
-    shape = (draws, len(rule.signs), len(levels))
-    whole = enumerable_sizes(task, rule)
-    if task.space.valid is None:
-        falls = exact_falls(task, rule, truth, key, *whole, memo=memo) if whole else None
-    else:
-        falls = _mixed_falls(task, rule, truth, shape, key, whole, memo) if whole else None
-    if falls is None:
-        falls = _drawn_falls(task, rule, truth, shape, key, memo)
-    out: dict[Sign, Falls] = {}
-    once = torch.ones_like(rule.sizes, dtype=torch.bool)
+    n = task.space.counts(len(task)).to(task.device)
+    sizes, cap = explanation_sizes(n, levels), None if beta is None else budget(n, beta)
+    # a single feature cannot be split into an explanation and the rest
+    counts = {
+        sign: removal_counts(sizes, n, sign, alpha, cap).masked_fill(n[:, None] < 2, 0) for sign in signs
+    }
+    first, behind = torch.zeros_like(sizes), n[:, None].expand_as(sizes)
+    ends = [(first, sizes) if sign == "plus" else (sizes, behind) for sign in signs]
+    edges = torch.cat([torch.stack(pair) for pair in ends], -1)
+    parts = torch.cat([*counts.values()], -1)
+    ranks, whole = explanation.descending_ranks.to(task.device), alpha == 1 and beta is None
+    rule = Removals(key / "removal", task.draw_ids, ranks, edges, parts, draws, bernoulli, whole)
+    once = torch.ones_like(sizes, dtype=torch.bool)
     if task.space.valid is not None:
-        once = sizes_once(rule.n, rule.sizes, levels)
-    for place, sign in enumerate(rule.signs):
-        counts = rule.counts[place]
-        nothing = (counts < 1) | ~once
-        each = [kept[:, place].masked_fill(nothing, torch.nan) for kept in falls]
-        out[sign] = Falls(levels, rule.sizes, counts, once, *each)
-    return out
+        once = sizes_once(n, sizes, levels)
+    nothing = torch.stack([(kept < 1) | ~once for kept in counts.values()], 1)
+    orders = tie_orders(task, explanation, key)
+    mean, variance = _over_orders(task, rule, truth, orders, nothing, key, memo)
+    return {
+        sign: Falls(
+            levels, sizes, counts[sign], once, *mean[:, :, place], variance[:, :, place], orders.counts
+        )
+        for place, sign in enumerate(signs)
+    }
 
 
 def evaluated_sizes(task: Task, levels: Sequence[float]) -> tuple[float, ...]:
-    """The sizes that are asked: those given, or where all samples have the same few features, whole ones."""
+    """The sizes evaluated: those given, or where all samples have the same few features, whole ones."""
     n = task.space.n_features
     if task.space.valid is not None or not 2 <= n <= FEW:
         return tuple(levels)
@@ -152,135 +164,124 @@ def evaluated_sizes(task: Task, levels: Sequence[float]) -> tuple[float, ...]:
     return tuple((sizes.double() / n).tolist())
 
 
-def _mixed_falls(
-    task: Task,
-    rule: Removals,
-    truth: Tensor,
-    shape: tuple[int, int, int],
-    key: Key,
-    whole: Sequence[int],
-    memo: Memo,
-) -> Tensor:
-    """The same where samples differ in length: exact for the short ones, drawn for the others."""
-    falls = torch.empty(2, len(task), *shape[1:], dtype=torch.float64, device=task.device)
-    drawn = torch.ones_like(rule.n, dtype=torch.bool)
-    for n in whole:
-        rows = (rule.n == n).nonzero()[:, 0]
-        falls[:, rows] = exact_falls(task[rows], rule.take(rows), truth[rows], key, n, memo=memo)
-        drawn[rows] = False
-    rows = drawn.nonzero()[:, 0]
-    if len(rows):
-        falls[:, rows] = _drawn_falls(task[rows], rule.take(rows), truth[rows], shape, key, memo)
-    return falls
+def tie_orders(task: Task, explanation: Explanation, key: Key) -> TieOrders:
+    """The rankings a map stands for; those that differ in features equal to their fill are one."""
+    matters = None
+    if explanation.has_ties and not task.fill.looks_at_mask:
+        matters = Backgrounds(task, task.fill, key).matters()
+    return TieOrders.of(explanation, matters)
 
 
-def _drawn_falls(
-    task: Task, rule: Removals, truth: Tensor, shape: tuple[int, int, int], key: Key, memo: Memo
-) -> Tensor:
-    """Mean falls (2, N, signs, sizes) over draws, as indicator and as probability."""
+def _over_orders(
+    task: Task, rule: Removals, truth: Tensor, orders: TieOrders, nothing: Tensor, key: Key, memo: Memo
+) -> tuple[Tensor, Tensor]:
+    """Mean falls (2, N, signs, sizes) over rankings that agree with the map, as indicator and as probability.
+
+    NaN where `nothing` (N, signs, sizes) is removed. Behind them the variance (2, N, signs) between rankings
+    of the mean over sizes. Rankings share the draws: as many in all as for a map without ties.
+    """
+    mean = nothing.new_zeros(2, *nothing.shape, dtype=torch.float64)
+    variance = nothing.new_zeros(2, *nothing.shape[:2], dtype=torch.float64)
+    kinds = [*zip(_exact_counts(task, rule), orders.each, strict=True)]
+    for kind in sorted(set(kinds)):
+        rows = [row for row, own in enumerate(kinds) if own == kind]
+        index, (n, many) = torch.tensor(rows, device=task.device), kind
+        everything = len(rows) == len(kinds)
+        part, some, ranked = (
+            (task, rule, orders) if everything else (task[index], rule.take(index), orders.take(rows))
+        )
+        table = _subset_table(part, truth[index], key, n, memo) if n else None
+        found = []
+        for which in range(many):
+            order = ranked.strict(which, key) if many > 1 else ranked.explanation
+            if table is not None:
+                found.append(_expected(table, part, some, order))
+                continue
+            own = key / which if which else key
+            draws = replace(
+                some,
+                key=own / "removal",
+                ranks=order.descending_ranks.to(task.device),
+                draws=-(-rule.draws // many),
+            )
+            found.append(_drawn(part, draws, truth[index], own, memo))
+        each = torch.stack(found).reshape(many, 2, len(rows), *nothing.shape[1:])
+        each = each.masked_fill(nothing[index], torch.nan)
+        mean[:, index] = each.mean(0)
+        if many > 1:
+            variance[:, index] = each.nanmean(-1).var(0)
+        if many > 1 and table is not None:
+            # the table tells the mean over all rankings, not only over those whose spread was looked at
+            exact = _expected(table, part, some, ranked.explanation).reshape_as(each[0])
+            mean[:, index] = exact.masked_fill(nothing[index], torch.nan)
+    return mean, variance
+
+
+def _exact_counts(task: Task, rule: Removals) -> list[int]:
+    """The number of features of each sample all of whose subsets are evaluated in place of draws, else 0.
+
+    These have up to 12 features (8 where the fill has many rows), and draws would evaluate as many masks.
+    """
+    if has_few(task, task.fill) is None or rule.bernoulli or rule.draws == 1:
+        return [0] * len(task)
+    most = FEW if task.fill.repeats_on(task) == 1 else FEW_OF_MANY_ROWS
+    counts = task.space.counts(len(task)).tolist()
+    return [n if n <= most and rule.count >= 2**n else 0 for n in counts]
+
+
+def _drawn(task: Task, rule: Removals, truth: Tensor, key: Key, memo: Memo) -> Tensor:
+    """Mean falls (2, N, parts) over draws, as indicator and as probability."""
     size = max(1, ANSWERS_AT_ONCE // max(1, rule.count * 2 * task.n_outputs))
     found: list[Tensor] = []
     for at in range(0, len(task), size):
         piece = slice(at, at + size)
         whole = size >= len(task)
         part, some = (task, rule) if whole else (task[piece], rule.take(piece))
-        answers = probe(part, some, key=key, with_clean=True, all_outputs=True, predictions=True, memo=memo)
+        outputs = probe(part, some, key=key, with_clean=True, all_outputs=True, predictions=True, memo=memo)
         values = round_to_grid(
-            torch.stack(correctness_of(answers, truth[piece], part)), task.predictor.rounding
+            torch.stack(correctness_of(outputs, truth[piece], part)), task.predictor.rounding
         )
-        masked = values[..., 1:].unflatten(-1, shape).mean(2)
-        found.append(values[..., :1, None] - masked)
+        found.append(values[..., :1] - values[..., 1:].unflatten(-1, (rule.draws, -1)).mean(2))
     return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
-def evaluations(task: Task, levels: Sequence[float], draws: int, signs: Sequence[Sign] = SIGNS) -> int:
-    """How many rows `measure` asks the model at most: samples x sizes x signs x draws x repeats of the fill.
+def _subset_table(task: Task, truth: Tensor, key: Key, n: int, memo: Memo) -> Tensor:
+    """Correctness (2, N, 2^n) once each subset of n features is gone, as indicator and as probability."""
+    rule = AllSubsets(places_of(task), 2**n - 1)
+    outputs = probe(task, rule, key=key, with_clean=True, all_outputs=True, predictions=True, memo=memo)
+    return round_to_grid(torch.stack(correctness_of(outputs, truth, task)))
 
-    Of few features no mask is asked twice, so there are never more than all their subsets.
+
+def _expected(table: Tensor, task: Task, rule: Removals, explanation: Explanation) -> Tensor:
+    """Expected falls (2, N, parts) over the subsets each part may lose, and over all rankings that agree.
+
+    A part's first or last rank may lie inside a run of r tied features, of which j belong to the part, any j
+    equally often: b of them are among these in C(r - b, j - b) of C(r, j) cases.
     """
-    masks = len(evaluated_sizes(task, levels)) * len(tuple(signs)) * draws
-    if task.space.valid is None:
-        n = task.space.n_features
-        rows = len(task) * (min(2**n - 1, masks) if n <= FEW else masks)
-    else:
-        counts = task.space.counts(len(task))
-        each = torch.where(counts <= FEW, (2 ** counts.clamp(max=FEW) - 1).clamp(max=masks), masks)
-        rows = int(each.sum())
-    return rows * task.fill.repeats_on(task)
+    code = torch.arange(table.shape[-1], device=table.device)
+    size, places = bits_of(code).sum(-1), places_of(task)
+    bit = torch.where(places >= 0, 1 << places.clamp(min=0), 0)
+    low, high = run_bounds(explanation)
+    at_once = max(1, _WEIGHTS_AT_ONCE // (rule.counts.shape[-1] * len(code)))
+    found = []
+    for at in range(0, len(task), at_once):
+        rows = slice(at, at + at_once)
+        begin, end = rule.edges[:, rows].long().unsqueeze(-1)
+        first, behind = low[rows, None], high[rows, None]
+        overlap = torch.minimum(end, behind) - torch.maximum(begin, first)
+        cut = (overlap > 0) & (overlap < behind - first)
+        sure, tied = (torch.where(where, bit[rows, None], 0).sum(-1) for where in ((overlap > 0) & ~cut, cut))
+        run, own = (torch.where(cut, each, 0).amax(-1) for each in (behind - first, overlap))
+        among = bits_of(code & tied[..., None]).sum(-1)
+        ways = _binomial(run[..., None] - among, own[..., None] - among)
+        possible = (code & ~(sure | tied)[..., None]) == 0
+        share = ways * (possible & (size == rule.counts[rows, :, None]))
+        share /= share.sum(-1, keepdim=True).clamp(min=1)
+        found.append((share @ table[:, rows].movedim(0, -1)).movedim(-1, 0))
+    return table[..., :1] - torch.cat(found, 1)
 
 
-def removals(
-    task: Task,
-    explanation: Explanation,
-    levels: Sequence[float],
-    alpha: float,
-    beta: float | None,
-    draws: int,
-    signs: Sequence[Sign],
-    bernoulli: bool,
-    key: Key,
-) -> Removals:
-    """The mask rule of one pass."""
-    n = task.space.counts(len(task)).to(task.device)
-    sizes = explanation_sizes(n, levels)
-    cap = None if beta is None else budget(n, beta)
-    # a single feature cannot be split into an explanation and the rest
-    counts = tuple(
-        removal_counts(sizes, n, sign, alpha, cap).masked_fill(n[:, None] < 2, 0) for sign in signs
-    )
-    ranks = explanation.descending_ranks.to(task.device)
-    whole = alpha == 1 and beta is None
-    return Removals(
-        key / "removal", task.draw_ids, ranks, n, sizes, counts, tuple(signs), draws, bernoulli, whole
-    )
-
-
-def enumerable_sizes(task: Task, rule: Removals) -> list[int]:
-    """The numbers of features whose samples have all their subsets asked, in the place of draws.
-
-    These are samples of up to 12 features (8 where the fill has many rows) of which draws would ask as many
-    masks or more.
-    """
-    if has_few(task, task.fill) is None or rule.bernoulli or rule.draws == 1:
-        return []
-    most = FEW if task.fill.repeats_on(task) == 1 else FEW_OF_MANY_ROWS
-    # where all samples have the same features, to count them need not wait for the device
-    found = [task.space.n_features] if task.space.valid is None else rule.n.unique().tolist()
-    return [n for n in found if n <= most and rule.count >= 2**n]
-
-
-def exact_falls(
-    task: Task, rule: Removals, truth: Tensor, key: Key, n: int, *, memo: Memo | None = None
-) -> Tensor:
-    """Expected falls (2, N, signs, sizes) of samples of n features, as indicator and as probability."""
-    answers = probe(
-        task,
-        AllSubsets(places_of(task), 2**n - 1),
-        key=key,
-        with_clean=True,
-        all_outputs=True,
-        predictions=True,
-        memo=memo,
-    )
-    values = round_to_grid(torch.stack(correctness_of(answers, truth, task)))
-    many = rule.edges.shape[-1]
-    at_once = max(1, _WEIGHTS_AT_ONCE // (many * 2**n))
-    parts = [
-        _expected(values[:, rows], rule, places_of(task)[rows], rows)
-        for rows in (slice(at, at + at_once) for at in range(0, len(task), at_once))
-    ]
-    return (values[..., :1] - torch.cat(parts, 1)).unflatten(-1, (len(rule.signs), -1))
-
-
-def _expected(values: Tensor, rule: Removals, places: Tensor, rows: slice) -> Tensor:
-    """The mean of values (2, N, 2^n) over the subsets that each part (sign, size) may lose: (2, N, parts)."""
-    first, behind = rule.edges[:, rows].long()
-    ranks = rule.ranks[rows, None].long()
-    inside = (ranks >= first[..., None]) & (ranks < behind[..., None]) & (places[:, None] >= 0)
-    part = torch.where(inside, 1 << places[:, None].clamp(min=0), 0).sum(-1)
-    code = torch.arange(values.shape[-1], device=values.device)
-    size = torch.stack([(code >> bit) & 1 for bit in range(FEW)]).sum(0)
-    drawn = (code & ~part[..., None]) == 0
-    drawn &= size == rule.part_counts[rows, :, None]
-    share = drawn.double() / drawn.sum(-1, keepdim=True).clamp(min=1)
-    return (share @ values.movedim(0, -1)).movedim(-1, 0)
+def _binomial(n: Tensor, k: Tensor) -> Tensor:
+    """C(n, k), and 0 where k is below 0 or above n."""
+    logs = (torch.lgamma(1.0 + each.double()) for each in (n, k, n - k))
+    return (next(logs) - next(logs) - next(logs)).exp().round()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,17 +11,15 @@ from torch import Tensor
 
 from veridical.core.allowed import Between, Count, PartOf
 from veridical.core.facts import fact
-from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, reference_labels
-from veridical.fidelity.falls import Falls, evaluations, mean_over_sizes, measure
+from veridical.fidelity.falls import mean_over_sizes, measure
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.removal import Sign, check_levels
-from veridical.metrics.base import Outcome, RankingMetric, register
-from veridical.metrics.tie_orders import merged, over_orders
-from veridical.models.context import Context, Memo
-from veridical.perturb.subset_table import has_few
+from veridical.metrics.base import TIED_PAIRS, Outcome, RankingMetric, register
+from veridical.metrics.tie_orders import TIE_VARIANCE, TIES_DECIDE, ties_decide
+from veridical.models.context import Context
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task
@@ -85,10 +82,6 @@ class Fidelity(RankingMetric):
         """How much of a part is removed: alpha, beta, draws and the way of drawing."""
         return {"alpha": 1.0, "beta": None, "draws": 1, "bernoulli": False}
 
-    def evaluations(self, task: Task) -> int:
-        """How many rows the model is asked: samples x sizes x draws (x repeats of the fill)."""
-        return evaluations(task, self.sizes, self.removal["draws"], (self.sign,))
-
     def inapplicable_reason(self, task: Task) -> str | None:
         reason = super().inapplicable_reason(task)
         if reason is None and self.finetuned is not None:
@@ -104,29 +97,26 @@ class Fidelity(RankingMetric):
         artefact = self.artefact(task)
         return task if artefact is None else artefact.evaluator(task)
 
-    def falls(self, task: Task, explanation: Explanation, key: Key, memo: Memo | None = None) -> Falls:
-        """The falls over sizes, both variants, in one pass."""
-        truth = reference_labels(task, self.reference)
-        evaluator = self.model_task(task)
-        found = measure(
-            evaluator,
+    def evaluate_with_ties(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
+        # `measure` gives ties their due
+        return self.evaluate(task, explanation, context)
+
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
+        share = explanation.tied_pairs
+        if self.ties == "stable":
+            explanation = explanation.strictly_along(explanation.order)
+        # both signs and all fidelity metrics meet the same draws
+        key, truth = context.key.parent / "fidelity", reference_labels(task, self.reference)
+        falls = measure(
+            self.model_task(task),
             explanation,
             truth,
             levels=self.sizes,
             signs=(self.sign,),
             key=key,
-            memo=memo,
+            memo=context.memo,
             **self.removal,
-        )
-        return found[self.sign]
-
-    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        # both signs and all fidelity metrics meet the same draws
-        falls = self.falls(task, explanation, context.key.parent / "fidelity", context.memo)
-        return self.outcome(task, explanation, falls)
-
-    def outcome(self, task: Task, explanation: Explanation, falls: Falls) -> Outcome:
-        """Values, flags, curve and both variants from the falls."""
+        )[self.sign]
         chosen = falls.variant(self.variant)
         values = mean_over_sizes(chosen)
         flags = {
@@ -139,7 +129,11 @@ class Fidelity(RankingMetric):
             flags[OTHERWISE] = artefact.disagrees(task)
             flags |= {flag: torch.ones_like(none) for flag in artefact.held_out.flags}
         sizes = torch.tensor(falls.levels, dtype=torch.float64)
-        details = {"indicator": falls.indicator, "probability": falls.probability}
+        details = {"indicator": falls.indicator, "probability": falls.probability, TIED_PAIRS: share}
+        variance = falls.variance[0 if self.variant == "indicator" else 1]
+        if bool((falls.orders > 1).any()):
+            details[TIE_VARIANCE] = variance / falls.orders
+            flags[TIES_DECIDE] = ties_decide(values, variance)
         label = f"fall of the right answer ({self.variant}), {self.sign}"
         return Outcome(
             values,
@@ -156,7 +150,7 @@ class Fidelity(RankingMetric):
 
     def _notes(self, task: Task) -> dict[str, Any]:
         judged = self.reference or ("prediction" if task.labels is None else "label")
-        notes: dict[str, Any] = {"evaluations": self.evaluations(task), "right answer": judged}
+        notes: dict[str, Any] = {"right answer": judged}
         artefact = self.artefact(task)
         if artefact is not None:
             notes["finetuned"] = artefact.summary(task)
@@ -197,42 +191,6 @@ class RFid(Fidelity):
     version: ClassVar[int] = 3
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
-
-    def evaluate_with_ties(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        orders = self.tie_orders(task, explanation, context.key)
-        drawn, whole = self._drawn(task), self._on_perturbed(task)
-        if not explanation.has_ties or orders.most == 1 or whole or not any(drawn):
-            evaluate = partial(self._on_its_draws, context, False)
-            return over_orders(evaluate, task, orders, context.key, whole)
-        # one ranking for a share of the draws each: as many draws in all as for a map without ties
-        shares = [count * by_draws for count, by_draws in zip(orders.each, drawn, strict=True)]
-        parts = []
-        for count in sorted(set(shares)):
-            which = [row for row, share in enumerate(shares) if share == count]
-            metric = replace(self, draws=-(-self.draws // count)) if count else self
-            rows = torch.tensor(which, device=task.inputs.device)
-            evaluate = partial(metric._on_its_draws, context, bool(count))
-            parts.append((rows, over_orders(evaluate, task[rows], orders.take(which), context.key)))
-        return merged(parts, len(task.inputs))
-
-    def _on_its_draws(
-        self, context: Context, own: bool, task: Task, explanation: Explanation, which: int
-    ) -> Outcome:
-        key = context.key
-        own_key = key.parent / which / key.path[-1] if own and which else key
-        return self.evaluate(task, explanation, context.with_key(own_key))
-
-    def _drawn(self, task: Task) -> list[bool]:
-        """Which samples are evaluated by draws; of few features all subsets are, whatever the ranking."""
-        few = has_few(task, task.fill)
-        if few is None or self.draws == 1:
-            return [self.draws > 1] * len(task.inputs)
-        return (~few).tolist()
-
-    def _on_perturbed(self, task: Task) -> bool:
-        """Whether the fine-tuned model was perturbed along with the task, which parts of it do not know."""
-        # meta-evaluation hands such a copy over under this very task
-        return self.finetuned is not None and self.finetuned.path in task.companions
 
     @property
     def removal(self) -> Mapping[str, Any]:
@@ -279,11 +237,6 @@ class FFid(RFid):
         if self.finetuned is not None:
             return self.finetuned
         return _finetuned_at(task, self.beta)
-
-    def evaluate_with_ties(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        if self.finetuned is not None:
-            self.finetuned.check(task)
-        return super().evaluate_with_ties(task, explanation, context)
 
 
 @fact

@@ -1,13 +1,13 @@
 """Removal by keyed random subsets with exact counts: which features each masked variant loses.
 
-All sizes and both signs of a (sample, draw) share one row of keyed tickets: a variant loses the features of
-its part of the ranking (the s strongest, or the n - s weakest) that hold the smallest.
+All sizes and both signs of a (sample, draw) share one row of random keys: a variant loses the features of its
+part of the ranking (the s strongest, or the n - s weakest) that hold the smallest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -18,13 +18,12 @@ from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.functional._rows import numbers_on
+from veridical.perturb.subset_table import FEW
 
 Sign = Literal["plus", "minus"]
 SIGNS: tuple[Sign, ...] = ("plus", "minus")
 BEFORE_ALL = -(2**31)
-"""Below every ticket, so that nothing is removed up to it."""
-FEW = 12
-"""Up to so many features each whole size is asked once: 19 levels would fall on them unevenly."""
+"""Below every random key, so that nothing is removed up to it."""
 SLACK = 1e-9
 """What a product of decimals may miss an integer by: 0.1 * 30 must allow 3 features, not 2."""
 
@@ -43,7 +42,10 @@ def explanation_sizes(n: Tensor, levels: Sequence[float]) -> Tensor:
 
 
 def sizes_once(n: Tensor, sizes: Tensor, levels: Sequence[float]) -> Tensor:
-    """(N, S): False where a sample of few features meets a size again, further from that size's own share."""
+    """(N, S): False where a sample of few features meets a size again, further from that size's own share.
+
+    Of up to 12 features each whole size counts once: 19 levels would fall on them unevenly.
+    """
     share = numbers_on(n.device, tuple(levels))
     off = (sizes / n.clamp(min=1)[:, None] - share).abs()
     place = torch.arange(len(share), device=n.device)
@@ -81,84 +83,66 @@ def check_levels(levels: Sequence[float]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Removals:
-    """The mask rule of one pass: mask (draw, sign, size), sizes fastest, then signs, then draws.
+    """The mask rule of one pass: mask (draw, part), parts fastest, where a part is a (sign, size).
 
-    `ranks` (N, V) is 0 for the strongest feature, and n or more for those that do not exist; `sizes` is
-    (N, S); `counts` holds one (N, S) per sign. With `bernoulli` each feature of the part leaves with
-    probability count / part on its own, as the published program does, and counts hold on average only. With
-    `whole` all of every part leaves, whatever the counts.
+    `ranks` (N, V) is 0 for the strongest feature, and n or more for those that do not exist. A part is the
+    features of ranks `edges[0]` to `edges[1] - 1` (N, parts), of which `counts` (N, parts) are removed. With
+    `bernoulli` each feature of the part leaves with probability count / part on its own, as the published
+    program does, and counts hold on average only. With `whole` all of every part leaves.
     """
 
     key: Key
     ids: Tensor
     ranks: Tensor
-    n: Tensor
-    sizes: Tensor
-    counts: tuple[Tensor, ...]
-    signs: tuple[Sign, ...] = SIGNS
+    edges: Tensor
+    counts: Tensor
     draws: int = 1
     bernoulli: bool = False
     whole: bool = False
-    edges: Tensor = field(init=False, repr=False)
-    """The first rank of each part (sign, size) and the one behind its last (2, N, parts)."""
-    part_counts: Tensor = field(init=False, repr=False)
-    """How many features each part loses (N, parts)."""
 
     def __post_init__(self) -> None:
         # 16 bits move a quarter of the memory of 64, and memory is what building a mask costs
         small = torch.int16 if self.ranks.shape[-1] < 2**15 else torch.int32
-        first, behind = torch.zeros_like(self.sizes), self.n[:, None].expand_as(self.sizes)
-        ends = [(first, self.sizes) if sign == "plus" else (self.sizes, behind) for sign in self.signs]
-        edges = torch.cat([torch.stack(pair) for pair in ends], -1)
         object.__setattr__(self, "ranks", self.ranks.to(small))
-        object.__setattr__(self, "edges", edges.to(small))
-        object.__setattr__(self, "part_counts", torch.cat(self.counts, -1))
+        object.__setattr__(self, "edges", self.edges.to(small))
 
     def take(self, samples: slice | Tensor) -> Removals:
         """The rule of some of the samples."""
-        return replace(
-            self,
-            ids=self.ids[samples],
-            ranks=self.ranks[samples],
-            n=self.n[samples],
-            sizes=self.sizes[samples],
-            counts=tuple(counts[samples] for counts in self.counts),
-        )
+        ids, ranks, counts = (each[samples] for each in (self.ids, self.ranks, self.counts))
+        return replace(self, ids=ids, ranks=ranks, edges=self.edges[:, samples], counts=counts)
 
     @property
     def count(self) -> int:
         """Masks per sample."""
-        return self.draws * len(self.signs) * self.sizes.shape[-1]
+        return self.draws * self.counts.shape[-1]
 
     def removed(self, samples: slice, masks: slice) -> Tensor:
         """(samples, masks, V) bool: True where a feature is removed."""
-        width = self.part_counts.shape[-1]
+        width = self.counts.shape[-1]
         first, last = masks.start // width, -(-masks.stop // width)
         begin, end = self.edges[:, samples].unsqueeze(-1)
-        ranks = self.ranks[samples, None]
+        ranks, counts = self.ranks[samples, None], self.counts[samples]
         part = ((ranks >= begin) & (ranks < end))[:, None]
         draws = torch.arange(first, last, device=self.ids.device)
         if self.whole:
             found = part.expand(-1, last - first, -1, -1)
         elif self.bernoulli:
             share = keyed.uniform(self.key / "bernoulli", self.ids[samples], draws, ranks.shape[-1])
-            rate = self.part_counts[samples, :, None] / (end - begin).clamp(min=1)
+            rate = counts[..., None] / (end - begin).clamp(min=1)
             found = part & (share[:, :, None] < rate[:, None])
         else:
-            tickets = keyed.random_keys(self.key, self.ids[samples], draws, ranks.shape[-1])
-            limits = last_tickets(
-                tickets, self.ranks[samples], self.edges[:, samples], self.part_counts[samples]
-            )
-            found = (tickets[:, :, None] <= limits[..., None]).logical_and_(part)
+            random_keys = keyed.random_keys(self.key, self.ids[samples], draws, ranks.shape[-1])
+            limits = last_keys(random_keys, self.ranks[samples], self.edges[:, samples], counts)
+            found = (random_keys[:, :, None] <= limits[..., None]).logical_and_(part)
         return found.flatten(1, 2)[:, masks.start - first * width : masks.stop - first * width]
 
 
-def last_tickets(tickets: Tensor, ranks: Tensor, edges: Tensor, counts: Tensor) -> Tensor:
-    """The largest ticket that is removed in each part: (samples, draws, parts).
+def last_keys(random_keys: Tensor, ranks: Tensor, edges: Tensor, counts: Tensor) -> Tensor:
+    """The largest random key that is removed in each part: (samples, draws, parts).
 
-    In the order of the tickets (N, K, V) a part holds its count of features up to some place: that ticket.
+    In the order of the keys (N, K, V) a part holds its count of features up to some place: that key.
     """
-    ordered, order = tickets.sort(-1)
+    ordered, order = random_keys.sort(-1)
     ranked = ranks[:, None].expand_as(order).gather(-1, order)[:, :, None]
     begin, end = edges[:, :, None, :, None]
     running = ((ranked >= begin) & (ranked < end)).cumsum(-1, dtype=ranks.dtype)

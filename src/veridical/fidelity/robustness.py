@@ -15,10 +15,11 @@ from veridical.errors import InputError
 from veridical.fidelity.artefact import REFUSED, Finetuned
 from veridical.fidelity.correctness import Reference, predicted_labels, reference_labels
 from veridical.fidelity.finetuning import data_digest, finetune
-from veridical.fidelity.removal import FEW, budget
+from veridical.fidelity.removal import budget
 from veridical.fidelity.training_rows import training_rows
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import RandomSubsets
+from veridical.perturb.subset_table import FEW
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

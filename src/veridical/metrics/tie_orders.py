@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -20,12 +20,9 @@ _DECIDES = 0.05
 """Standard deviation between rankings, as a share of the score, from which ties are said to decide it."""
 
 
-def merged(parts: Sequence[tuple[Tensor, Outcome]], samples: int) -> Outcome:
-    """The outcomes of some rows each, as one of all samples."""
-    sums = _Sums(samples)
-    for rows, outcome in parts:
-        sums.add(outcome, rows)
-    return sums.mean(torch.ones(samples, dtype=torch.int64, device=parts[0][0].device))[0]
+def ties_decide(values: Tensor, variance: Tensor) -> Tensor:
+    """Whether scores with this variance between rankings are decided by ties (N,)."""
+    return variance.sqrt() > _DECIDES * values.abs()
 
 
 def over_orders(
@@ -57,7 +54,7 @@ def over_orders(
             rows = torch.tensor(further, device=task.inputs.device)
             sums.add(evaluate(task[rows], orders.take(further).strict(which, key), which), rows)
     outcome, variance = sums.mean(orders.counts)
-    decided = variance.sqrt() > _DECIDES * outcome.values.abs()
+    decided = ties_decide(outcome.values, variance)
     details = {**outcome.details, TIED_PAIRS: share, TIE_VARIANCE: variance / orders.counts}
     return replace(outcome, flags={**outcome.flags, TIES_DECIDE: decided}, details=details)
 

@@ -147,6 +147,11 @@ def answers_to(task: MaskedTask, codes: Tensor, behind: Backgrounds, memo: Memo)
     return place, table.held[1]
 
 
+def bits_of(sets: Tensor, features: int = FEW) -> Tensor:
+    """Whether each feature is in each set (..., D), a number whose bit i stands for feature i."""
+    return (sets[..., None] >> torch.arange(features, device=sets.device)) & 1 == 1
+
+
 def _bits(task: MaskedTask) -> Tensor:
     """The bit of each feature in the number of a mask (N, V), 0 for those that do not exist."""
     places = places_of(task)

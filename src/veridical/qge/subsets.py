@@ -18,7 +18,7 @@ from veridical.metrics.faithfulness._common import RankPath
 from veridical.models.context import Context
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets
-from veridical.perturb.subset_table import places_of
+from veridical.perturb.subset_table import bits_of, places_of
 from veridical.qge.gap import MapGap
 from veridical.qge.paths import path_of
 from veridical.values.scores import Direction
@@ -34,11 +34,6 @@ _DECIMALS = 12
 def rounded(scores: Tensor) -> Tensor:
     """Scores without the last digits, which depend on the order of a sum."""
     return scores.round(decimals=_DECIMALS)
-
-
-def bits_of(sets: Tensor, features: int) -> Tensor:
-    """Whether each feature is in each set (..., D)."""
-    return (sets[..., None] >> torch.arange(features, device=sets.device)) & 1 == 1
 
 
 def subset_responses(task: Task, path: RankPath, features: int, context: Context) -> Tensor:

@@ -42,6 +42,14 @@ def run_sizes(tied: Tensor) -> Tensor:
     return torch.zeros_like(run).scatter_add_(-1, run, torch.ones_like(run))
 
 
+def run_bounds(explanation: Explanation) -> tuple[Tensor, Tensor]:
+    """Of each feature's run of ties the first descending rank, and the one behind its last (N, V)."""
+    along = (~explanation.tied).cumsum(-1) - 1
+    run, ranks = along.gather(-1, explanation.ranks), explanation.descending_ranks
+    first = torch.zeros_like(ranks).scatter_reduce(-1, run, ranks, "amin", include_self=False).gather(-1, run)
+    return first, first + run_sizes(explanation.tied).gather(-1, run)
+
+
 def tied_pairs(tied: Tensor, count: Tensor | int) -> Tensor:
     """The share of all pairs of features that tie (N,)."""
     sizes = run_sizes(tied)
