@@ -14,7 +14,7 @@ from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, refuse_chance, with_reference_targets
-from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.finetuning import given_or_made
 from veridical.fidelity.metrics import LEVELS, FFid
 from veridical.fidelity.ranking import GRID
 from veridical.fidelity.removal import SIGNS
@@ -80,7 +80,7 @@ def compare_explainers(
     *,
     finetuned: Finetuned | None = None,
     on_evaluated: bool = False,
-    beta: PartOf = 0.1,
+    beta: PartOf | None = None,
     alpha: PartOf = 0.5,
     draws: Count = 50,
     sizes: Sequence[Between] = LEVELS,
@@ -99,11 +99,10 @@ def compare_explainers(
         raise InputError("give either finetuned=... or on_evaluated=True, not both")
     refuse_chance(task, reference)
     judged, truth = with_reference_targets(task, reference)
-    made = {"beta": beta, "cache": cache, "progress": progress, **settings}
+    made = {"cache": cache, "progress": progress, **settings}
     if on_evaluated:
-        finetuned = finetune(task, (task.inputs, truth), train_side=task.side, train_space=task.space, **made)
-    elif finetuned is None:
-        finetuned = finetune(task, **made)
+        made |= {"train": (task.inputs, truth), "train_side": task.side, "train_space": task.space}
+    finetuned = given_or_made(task, finetuned, beta, 0.1, **made)
     scores: dict[str, dict[str, Scores]] = {}
     for explainer in explainers:
         explanation = as_explanation(explainer, judged, seed, cache)

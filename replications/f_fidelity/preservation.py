@@ -19,6 +19,7 @@ from veridical.fidelity.robustness import (
     accuracy_frame,
     accuracy_lines,
     accuracy_under_masks,
+    masked_predictions,
     real_shares,
 )
 from veridical.functional import spearman
@@ -36,23 +37,35 @@ MASKED = tuple(percent / 100 for percent in range(5, 55, 5))
 
 @dataclass(frozen=True, eq=False)
 class BoundaryStudy:
-    """Accuracy and agreement with the original's answer to whole inputs, for several fine-tuning betas."""
+    """Accuracy and agreement with the original for several fine-tuning betas.
+
+    The paper speaks of agreement "at each perturbation level" and does not say on which input the original is
+    evaluated: `agreement` is with its answer to whole inputs, `same_input` with that to the same masked ones.
+    """
 
     shares: tuple[float, ...]
     accuracy: Mapping[str, tuple[float, ...]]
     agreement: Mapping[str, tuple[float, ...]]
+    same_input: Mapping[str, tuple[float, ...]]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per model and masked share."""
-        return accuracy_frame(self.shares, self.accuracy, self.agreement)
+        frame = accuracy_frame(self.shares, self.accuracy, self.agreement)
+        return frame.assign(same_input=[same for row in self.same_input.values() for same in row])
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Accuracy and agreement over the masked share (figure 1)."""
+        """Accuracy and both agreements over the masked share (figure 1)."""
         return _plot_boundary(self, ax)
 
     def __repr__(self) -> str:
         masked = [f"{share:.0%}" for share in self.shares]
-        return "\n".join(accuracy_lines(masked, self.accuracy, self.agreement))
+        whole = accuracy_lines(
+            masked, self.accuracy, self.agreement, "   (accuracy, agreement on whole inputs)"
+        )
+        same = accuracy_lines(
+            masked, self.accuracy, self.same_input, "   (accuracy, agreement on the same input)"
+        )
+        return "\n".join([*whole, *same])
 
 
 def boundary_study(
@@ -73,8 +86,13 @@ def boundary_study(
         tuned = finetune(task, beta=beta, cache=cache, progress=progress, **settings)
         models[f"fine-tuned, beta {beta:g}"] = tuned.on(task)
     shares, _ = real_shares(task, shares)
-    right, same = accuracy_under_masks(task, models, shares, draws, reference, Key(seed) / "boundary")
-    return BoundaryStudy(shares, right, same)
+    key = Key(seed) / "boundary"
+    right, whole = accuracy_under_masks(task, models, shares, draws, reference, key)
+    own, same = masked_predictions(task, shares, draws, key), {}
+    for name, model in models.items():
+        equal = (masked_predictions(model, shares, draws, key) == own).double()
+        same[name] = tuple(equal.movedim(2, 0).flatten(1).mean(1).tolist())
+    return BoundaryStudy(shares, right, whole, same)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,14 +130,15 @@ def map_agreement(task: Task, finetuned: Finetuned, explainer: Any = "saliency",
 
 
 def _plot_boundary(study: BoundaryStudy, ax: Axes | None = None) -> Axes:
-    """Accuracy (lines) and agreement with the original (dashes) over the masked share (figure 1)."""
+    """Accuracy (lines) and agreement with the original (dashes, dots) over the masked share (figure 1)."""
     ax = axes(ax)
     for color, (name, right) in zip(COLOURS, study.accuracy.items(), strict=False):
         ax.plot(study.shares, right, color=color, label=name)
         ax.plot(study.shares, study.agreement[name], "--", color=color, linewidth=0.9)
+        ax.plot(study.shares, study.same_input[name], ":", color=color, linewidth=0.9)
     ax.set_ylim(0, 1)
     ax.set_xlabel("masked share of the features")
-    ax.set_ylabel("accuracy; dashed: agreement")
+    ax.set_ylabel("accuracy; agreement: dashed whole, dotted same input")
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(fontsize=7, frameon=False)
     return ax

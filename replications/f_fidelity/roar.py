@@ -237,14 +237,14 @@ def roar_study(
     about = studied_maps(task, explainer, reference, seed)
     learnt = as_explanation(explainer, train_task(about.task), seed)
     how = Retraining(roar.epochs, roar.rate, roar.batch, start=roar.start)
-    falls: dict[str, list[list[Tensor]]] = {sign: [] for sign in SIGNS}
+    falls: list[list[Tensor]] = [[] for _ in SIGNS]
     cost = {"retrainings": 0, "rows trained": 0, "training rows explained": len(learnt)}
     for repeat in range(repeats):
-        for sign in SIGNS:
+        for sign, kept in zip(SIGNS, falls, strict=True):
             row: list[Tensor] = []
             for ratio in ratios:
                 if ratio == 0 and repeat:
-                    row.append(falls[sign][0][0])
+                    row.append(kept[0][0])
                     continue
                 found = retrain(
                     about.task,
@@ -260,8 +260,9 @@ def roar_study(
                 cost["retrainings"] += found.retrainings
                 cost["rows trained"] += found.rows_trained
                 row.append(found.indicator if variant == "indicator" else found.probability)
-            falls[sign].append(row)
-    notes = {"variant": variant, "repeats": repeats, **cost, "said": about.notes}
+            kept.append(torch.stack(row))
+    notes = {"variant": variant, "repeats": repeats, **cost, "remarks": about.notes}
+    found = torch.stack([torch.stack(kept) for kept in falls])
     return summarised(
-        {"ROAR": falls}, {"ROAR": roar.sizes}, tuple(ratios), about.maps.explainer, len(about.task), notes
+        {"ROAR": found}, {"ROAR": roar.sizes}, tuple(ratios), about.maps.explainer, len(about.task), notes
     )

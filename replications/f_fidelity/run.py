@@ -25,7 +25,7 @@ from replications.f_fidelity.sensitivity import sensitivity
 from veridical.explainers.gradients import SmoothGradSquared
 from veridical.fidelity import RankingStudy
 from veridical.fidelity.metrics import LEVELS
-from veridical.fidelity.ranking import PAIRS, agreement, default_metrics, micro_ranks
+from veridical.fidelity.ranking import PAIRS, default_metrics
 
 STAGES = ("robustness", "boundary", "ranking", "roar", "sensitivity", "explainers", "maps", "case")
 PUBLISHED = "smoothgrad_squared_ig"
@@ -65,10 +65,6 @@ def pooled(studies: Sequence[RankingStudy]) -> RankingStudy:
         name: {sign: torch.cat([study.falls[name][sign] for study in studies]) for sign in found}
         for name, found in first.falls.items()
     }
-    agreements = {
-        name: agreement(found["plus"], found["minus"], first.ratios, first.sizes[name])
-        for name, found in falls.items()
-    }
     resolvable = {
         name: {sign: all(s.resolvable[name][sign] for s in studies) for sign in found}
         for name, found in first.resolvable.items()
@@ -78,8 +74,6 @@ def pooled(studies: Sequence[RankingStudy]) -> RankingStudy:
         first.ratios,
         first.sizes,
         falls,
-        agreements,
-        micro_ranks(agreements),
         resolvable,
         first.explainer,
         first.rows,
@@ -94,6 +88,7 @@ def correlations(study: RankingStudy) -> dict[str, Any]:
             pair: {
                 "macro": [round(v, 3) for v in found.macro[pair]],
                 "micro": [round(v, 3) for v in found.micro[pair]],
+                "micro over sizes": [round(v, 3) for v in found.over_sizes[pair]],
                 "undefined": found.undefined[pair],
                 "micro rank": [round(v, 2) for v in study.ranks[name][pair]],
             }
@@ -199,11 +194,7 @@ def run_stage(
         asked = {name: metric for name, metric in asked.items() if name not in given.without}
         studies = []
         for repeat in range(given.repeats):
-            studies.append(
-                fidelity.ranking_study(
-                    task, explanation, metrics=asked, repeats=1, draws=given.draws, seed=repeat
-                )
-            )
+            studies.append(fidelity.ranking_study(task, explanation, metrics=asked, repeats=1, seed=repeat))
             study = pooled(studies)
             yield (
                 stage,
@@ -244,7 +235,7 @@ def run_stage(
         for sample in range(3):
             found = case_study(task, sample, explainer, finetuned=tuned, draws=given.draws)
             rows = {
-                name: {sign: v.tolist() for sign, v in kept.items()} for name, kept in found.falls.items()
+                name: {sign: v[0].tolist() for sign, v in kept.items()} for name, kept in found.falls.items()
             }
             yield f"case {sample}", {"shown": repr(found).split("\n"), "falls": rows}
     else:

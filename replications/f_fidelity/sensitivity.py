@@ -12,7 +12,7 @@ from veridical.errors import InputError, unknown_name
 from veridical.fidelity.correctness import Reference, with_reference_targets
 from veridical.fidelity.finetuning import finetune
 from veridical.fidelity.metrics import LEVELS, FFid, Variant
-from veridical.fidelity.ranking import PAIRS, RankingStudy, ranking_study
+from veridical.fidelity.ranking import NOT_RESOLVABLE, PAIRS, RankingStudy, ranking_study
 from veridical.plots import COLOURS, axes
 from veridical.values.task import Task
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+WIDTH = len(NOT_RESOLVABLE)
 DRAWS, BETA, ALPHA = 50, 0.1, 0.5
 """The settings that stay while another one varies: the paper's defaults."""
 
@@ -55,12 +56,19 @@ class Sensitivity:
         return _plot_sensitivity(self, setting, ax)
 
     def __repr__(self) -> str:
-        lines = [f"{'setting':<8}{'value':>7}  " + "  ".join(f"{pair:>12}" for pair in PAIRS)]
+        lines = [f"{'setting':<8}{'value':>7}  " + "  ".join(f"{pair:>{WIDTH}}" for pair in PAIRS)]
         for setting in dict.fromkeys(name for name, _ in self.studies):
             for value, found in self.macro(setting).items():
-                cells = "  ".join(f"{'-' if v != v else f'{v:+.2f}':>12}" for v in found)
+                cells = "  ".join(f"{shown:>{WIDTH}}" for shown in self._cells(setting, value, found))
                 lines.append(f"{setting:<8}{value:>7g}  {cells}")
         return "\n".join(lines)
+
+    def _cells(self, setting: str, value: float, found: tuple[float, ...]) -> list[str]:
+        study = self.studies[setting, value]
+        return [
+            ("-" if v != v else f"{v:+.2f}") if study.resolves("FFid", pair) else NOT_RESOLVABLE
+            for pair, v in zip(PAIRS, found, strict=True)
+        ]
 
 
 def sensitivity(
@@ -98,7 +106,6 @@ def sensitivity(
                 judged,
                 explanation,
                 metrics={"FFid": metric},
-                draws=count,
                 repeats=repeats,
                 variant=variant,
                 reference=reference,

@@ -121,19 +121,28 @@ def test_a_constant_is_no_correlation_and_not_zero() -> None:
     assert math.isnan(agreement(noisy, falling, RATIOS, (0.1, 0.5, 0.9)).macro["MoRF vs GT"][0])
 
 
-def test_micro_ranks_give_ties_the_best_rank_and_undefined_the_last() -> None:
-    def made(rows: list[float], sizes=(0.1, 0.5, 0.9)) -> Agreement:
-        values = torch.tensor([rows], dtype=torch.float64)
-        return Agreement({}, {}, {}, dict.fromkeys(PAIRS, values), sizes)
+def ranks_of(rows: dict[str, list[float]], sizes: dict[str, tuple[float, ...]] | None = None):
+    """Micro ranks of metrics with these correlations at each size."""
+    made = {}
+    for name, row in rows.items():
+        values = torch.tensor([row], dtype=torch.float64)
+        own = (sizes or {}).get(name, (0.1, 0.5, 0.9)[: len(row)])
+        made[name] = Agreement({}, {}, {}, {}, dict.fromkeys(PAIRS, values), own)
+    return micro_ranks(made)
 
+
+def test_micro_ranks_give_ties_the_best_rank_and_undefined_the_last() -> None:
     rows = {"a": [-1.0, -1.0, math.nan], "b": [-1.0, 0.5, -0.2], "c": [0.0, math.nan, -0.2]}
-    found = micro_ranks({name: made(row) for name, row in rows.items()})
+    found = ranks_of(rows)
     for pair, sign in PAIRS.items():
         expected = micro_rank(rows, sign)
         assert {name: found[name][pair][0] for name in rows} == pytest.approx(expected)
-    fewer = micro_ranks({"a": made([-1.0, 0.0, -1.0]), "b": made([-0.5], (0.5,))})
+    fewer = ranks_of({"a": [-1.0, 0.0, -1.0], "b": [-0.5]}, {"b": (0.5,)})
     assert fewer["b"]["MoRF vs GT"][0] == 1.0
     assert fewer["a"]["MoRF vs GT"][0] == pytest.approx(4 / 3)
+    # where no metric is defined there is no rank
+    assert math.isnan(ranks_of({"a": [math.nan], "b": [math.nan]})["a"]["MoRF vs GT"][0])
+    assert ranks_of({"a": [math.nan] * 2, "b": [math.nan, -1.0]})["a"]["MoRF vs GT"][0] == 2.0
 
 
 def test_resolvable_means_wider_than_the_noise() -> None:
@@ -201,6 +210,76 @@ def test_bad_ratios_are_refused(studied) -> None:
         ranking_study(task, true_maps(task), finetuned=tuned, repeats=0)
 
 
+# --- ties: whatever a map does not rank is averaged --------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["constant", "six"])
+def test_ties_are_not_broken_by_position(kind: str) -> None:
+    draw = torch.Generator().manual_seed(2)
+    model = nn.Linear(30, 2, bias=False)
+    with torch.no_grad():  # the later a column, the more it matters: to rank by position is a good map
+        model.weight.copy_(torch.stack([-(torch.linspace(0, 1, 30) ** 3), torch.linspace(0, 1, 30) ** 3]))
+    labels = torch.arange(80) % 2
+    x = torch.where(labels[:, None] == 1, 1.0, -1.0) + torch.randn(80, 30, generator=draw)
+    task = vd.Task(model, x, labels=labels, fill="zero")
+    noise = torch.rand(80, 30, generator=draw)
+    maps = torch.ones(80, 30) if kind == "constant" else (noise.argsort(-1).argsort(-1) > 23).float()
+    metrics = {"Fid": Fid(variant="probability"), "by position": Fid(variant="probability", ties="stable")}
+    study = ranking_study(task, maps, metrics=metrics, repeats=2)
+    assert study.agreements["by position"].macro["MoRF vs GT"][0] < -0.9
+    assert study.resolves("by position", "MoRF vs GT")
+    assert not study.resolves("Fid", "MoRF vs GT")
+    for name, metric in metrics.items():
+        score = vd.score(metric, task.with_targets(task.labels), maps)
+        assert torch.allclose(score.curve.y.mean(0), study.falls[name]["plus"][0, 0])
+
+
+# --- settings are obeyed or refused -----------------------------------------------------------------------
+
+
+def test_metrics_keep_their_own_settings_and_others_are_refused(studied) -> None:
+    task, tuned, _ = studied
+    maps, both = true_maps(task), {"i": Fid(), "p": Fid(variant="probability")}
+    own = ranking_study(task, maps, metrics=both, repeats=1)
+    assert not torch.equal(own.falls["i"]["plus"], own.falls["p"]["plus"])
+    forced = ranking_study(task, maps, metrics=both, repeats=1, variant="probability")
+    assert torch.equal(forced.falls["i"]["plus"], own.falls["p"]["plus"])
+    wrong = vd.Task(task.model, task.inputs, labels=1 - task.labels, fill="zero")
+    predicted = ranking_study(wrong, maps, metrics={"Fid": Fid(reference="prediction")}, repeats=1)
+    assert torch.equal(predicted.falls["Fid"]["plus"], own.falls["i"]["plus"])
+    with pytest.raises(InputError, match="name two"):
+        ranking_study(task, maps, metrics={"Fid": Fid(reference="prediction")}, reference="label")
+    for ignored in ({"draws": 3}, {"sizes": (0.5,)}, {"beta": 0.3}, {"finetuned": tuned}):
+        with pytest.raises(InputError, match=f"{next(iter(ignored))} would be ignored"):
+            ranking_study(task, maps, metrics=both, **ignored)
+    with pytest.raises(InputError, match=r"fine-tuned with beta 0\.1, not 0\.3"):
+        ranking_study(task, maps, finetuned=tuned, beta=0.3)
+
+
+def test_deviations_are_over_repeats_and_over_sizes(studied) -> None:
+    task, _, _ = studied
+    maps, metrics = true_maps(task), {"Fid": Fid()}
+    once = ranking_study(task, maps, metrics=metrics, repeats=1)
+    assert not any("±" in line for line in repr(once).splitlines()[1:] if "macro" in line)
+    found = once.agreements["Fid"]
+    assert math.isnan(found.macro["MoRF vs GT"][1])
+    expected = found.by_size["MoRF vs GT"][0]
+    expected = expected[~expected.isnan()].std(correction=0)
+    assert once.to_frame()["micro std over sizes"][0] == pytest.approx(float(expected))
+    assert f"±{float(expected):.2f}" in repr(once)
+
+
+def test_curves_and_picture_show_all_falls(studied) -> None:
+    task, _, _ = studied
+    metrics = {"Fid": Fid(sizes=(0.2, 0.5)), "R": RFid(draws=2)}
+    study = ranking_study(task, true_maps(task), metrics=metrics, repeats=2)
+    frame = study.curves()
+    assert len(frame) == 2 * 6 * (2 + 19)
+    first = frame.iloc[0]
+    assert first["fall"] == pytest.approx(float(study.falls["Fid"]["plus"][:, 0, 0].mean()))
+    assert len(study.plot().axes) == 4
+
+
 # --- maps that are not there, or for another class --------------------------------------------------------
 
 
@@ -242,15 +321,6 @@ def test_one_short_sample_does_not_hide_the_table() -> None:
     assert study.resolvable["RFid"] == {"plus": True, "minus": True}
     assert study.agreements["RFid"].macro["MoRF vs GT"][0] < -0.9
     assert "not resolvable" not in repr(study)
-
-
-def test_where_no_metric_is_defined_there_is_no_rank() -> None:
-    nothing = torch.full((1, 2), math.nan, dtype=torch.float64)
-    one = Agreement({}, {}, {}, dict.fromkeys(PAIRS, nothing), (0.1, 0.5))
-    assert math.isnan(micro_ranks({"a": one, "b": one})["a"]["MoRF vs GT"][0])
-    partly = torch.tensor([[math.nan, -1.0]], dtype=torch.float64)
-    other = Agreement({}, {}, {}, dict.fromkeys(PAIRS, partly), (0.1, 0.5))
-    assert micro_ranks({"a": one, "b": other})["a"]["MoRF vs GT"] == (2.0, 0.0)
 
 
 def test_a_blind_model_prints_no_rank(studied) -> None:

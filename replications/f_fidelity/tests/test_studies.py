@@ -18,7 +18,7 @@ from replications.f_fidelity.preservation import boundary_study, map_agreement, 
 from replications.f_fidelity.sensitivity import sensitivity
 from veridical.errors import InputError, UnknownNameError
 from veridical.explainers.gradients import InputXGradient
-from veridical.fidelity import finetune, ranking_study
+from veridical.fidelity import Fid, finetune, ranking_study
 from veridical.fidelity.ranking import PAIRS
 
 pytestmark = pytest.mark.slow
@@ -72,6 +72,9 @@ def test_sensitivity_varies_one_setting_at_a_time(task: vd.Task, folder: Path) -
     # the map is exact: better removal must follow its degradation, whatever the settings
     assert all(values[0] < -0.8 for values in found.macro("beta").values())
     assert "beta" in repr(found)
+    for study in found.studies.values():
+        study.resolvable["FFid"]["plus"] = False
+    assert repr(found).count("not resolvable") >= 2 * 5  # as the study says
     ax = found.plot("beta")
     assert [list(line.get_xdata()) for line in ax.get_lines()[:3]] == [[0.1, 0.3]] * 3
     pyplot.close("all")
@@ -87,18 +90,22 @@ def test_sensitivity_needs_something_to_vary(task: vd.Task) -> None:
 def test_case_study_follows_one_sample(task: vd.Task, folder: Path) -> None:
     tuned = finetune(task, cache=folder, progress=False, **QUICK)
     found = case_study(task, 3, InputXGradient(), finetuned=tuned, draws=10, variant="probability")
-    assert found.sample == int(task.ids[3])
     assert set(found.falls) == {"Fid", "RFid", "FFid", "Fid + fine-tuning"}
     plus = found.falls["Fid"]["plus"]
-    assert plus.shape == (6, 19)
+    assert plus.shape == (1, 6, 19)
     # no sample of the study but this one is asked: the same falls come from the task of one row
     alone = case_study(task[3:4], 0, InputXGradient(), finetuned=tuned, draws=10, variant="probability")
     assert torch.equal(plus, alone.falls["Fid"]["plus"])
     assert found.agreements["Fid"].macro["MoRF vs GT"][0] < -0.5
-    assert len(found.to_frame()) == 4 * 2 * 6 * 19
-    figure = found.plot()
-    assert len(figure.axes) == 8
-    assert "macro" in repr(found)
+    assert len(found.curves()) == 4 * 2 * 6 * 19
+    assert len(found.plot().axes) == 8
+    # finished maps of the whole task, and sizes of each metric's own
+    maps = vd.explain(InputXGradient(), task.with_targets(task.labels))
+    own = {"A": Fid(sizes=(0.1, 0.5, 0.9)), "B": Fid(sizes=(0.2, 0.4, 0.6, 0.8))}
+    curves = case_study(task, 3, maps, metrics=own).curves()
+    assert sorted(set(curves[curves.metric == "B"]["size"])) == [0.2, 0.4, 0.6, 0.8]
+    by_maps = case_study(task, 3, maps, metrics={"Fid": Fid(variant="probability")})
+    assert torch.equal(plus, by_maps.falls["Fid"]["plus"])
 
 
 def test_case_study_refuses_what_is_not_there(task: vd.Task) -> None:
@@ -191,8 +198,11 @@ def test_boundary_study_follows_the_masked_share(tmp_path: Path) -> None:
     assert "50%" in repr(study)
     frame = study.to_frame()
     assert len(frame) == 3 * 3
-    assert set(frame.columns) == {"model", "masked", "accuracy", "agreement"}
-    assert len(study.plot().get_lines()) == 2 * 3
+    assert set(frame.columns) == {"model", "masked", "accuracy", "agreement", "same_input"}
+    # masks that change no answer of the original leave both readings alike; where they do, only one
+    assert study.same_input["original"] == (1.0, 1.0, 1.0)
+    assert study.agreement["original"][2] == pytest.approx(1 / 3)
+    assert len(study.plot().get_lines()) == 3 * 3
     pyplot.close("all")
 
 

@@ -183,10 +183,10 @@ def interactions(samples: int | None, seed: int) -> KnownAnswer:
 
 
 def tier_weights() -> tuple[float, ...]:
-    """One weight per tier; an element outweighs all elements of the lower tiers together."""
+    """One weight per tier, 1 for the first; an element outweighs all elements of the lower tiers together."""
     weights = [1.0]
-    for size in reversed(TIERS[1:]):
-        weights.insert(0, weights[0] * (size + 1))
+    for size in TIERS[1:]:
+        weights.append(weights[-1] / (size + 1))
     return tuple(weights)
 
 
@@ -196,7 +196,9 @@ def tiers(samples: int | None, seed: int) -> KnownAnswer:
     j_k counts the elements of tier k that are still there. Tiers have 20, 30 and 50 elements at other
     places in every sample. An element's value is the weight of its tier, so the sum of a masked input
     orders the counts lexicographically, and g is the sigmoid of a multiple of it. All elements of one tier
-    have the same Shapley value. Masks mark the first tier.
+    have the same Shapley value. Masks mark the first tier. Evaluated rows have all elements and are of class
+    1; every other training row has less than half of its first tier and is of class 0, so that a model that
+    is fine-tuned must still count.
     """
     weights = tier_weights()
     by_place = torch.cat([torch.full((size,), w) for size, w in zip(TIERS, weights, strict=True)])
@@ -207,7 +209,10 @@ def tiers(samples: int | None, seed: int) -> KnownAnswer:
     gain = 12.0 / total  # all there: z = 6, half of the first tier gone: z near 0
     model = TwoClassLinear(torch.full((elements,), gain), 6.0)
     labels = torch.ones(len(rows), dtype=torch.int64)
-    data = Data(rows, labels, *halves(), masks=rows == weights[0])
+    masks = rows == weights[0]
+    for row in range(1, TRAINING, 2):
+        rows[row, order[row, row % (TIERS[0] // 2) : TIERS[0]]], labels[row] = 0.0, 0
+    data = Data(rows, labels, *halves(), masks=masks)
     task, _ = task_of(model, data, "tiers", samples, seed, space=Space.columns(elements))
     return KnownAnswer(
         task,

@@ -142,7 +142,8 @@ def at_chance(answers: Tensor, truth: Tensor, task: Task) -> str | None:
 
 def refuse_chance(task: Task, reference: Reference | None) -> None:
     """Refuse to rank explainers by a model that answers no better than chance."""
-    if task.labels is None or reference == "prediction":
+    # one sample alone says nothing of chance
+    if task.labels is None or reference == "prediction" or len(task) == 1:
         return
     reason = at_chance(predicted_labels(task.outputs, task), reference_labels(task, reference), task)
     if reason is not None:

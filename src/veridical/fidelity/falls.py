@@ -1,9 +1,9 @@
 """How far the right answer falls: one pass over all sizes, both signs and all draws of an explanation.
 
-A map with ties stands for every ranking that agrees with it. They are averaged here: metrics, studies and sizes
-all measure by this. Of few features RFid and FFid are exact sums instead of means over draws: k of a
-part's m features drawn without replacement are each of C(m, k) subsets equally often, so the expected
-answer is the mean over those subsets of the table of all 2^n.
+A map with ties stands for every ranking that agrees with it. They are averaged here, as metrics, studies and
+sizes all measure by this. Of few features RFid and FFid are exact sums instead of means over draws: k of a
+part's m features drawn without replacement are each of C(m, k) subsets equally often, so the expected answer
+is the mean over those subsets of the table of all 2^n.
 """
 
 from __future__ import annotations
@@ -178,42 +178,42 @@ def _over_orders(
     """Mean falls (2, N, signs, sizes) over rankings that agree with the map, as indicator and as probability.
 
     NaN where `nothing` (N, signs, sizes) is removed. Behind them the variance (2, N, signs) between rankings
-    of the mean over sizes. Rankings share the draws: as many in all as for a map without ties.
+    of the mean over sizes. Rankings share the draws: as many in all as for a map without ties; of few
+    features, of which no mask is evaluated twice, each has them all.
     """
     mean = nothing.new_zeros(2, *nothing.shape, dtype=torch.float64)
     variance = nothing.new_zeros(2, *nothing.shape[:2], dtype=torch.float64)
-    kinds = [*zip(_exact_counts(task, rule), orders.each, strict=True)]
+    few = has_few(task, task.fill)
+    shared = [rule.draws > 1] * len(task) if few is None else (~few & (rule.draws > 1)).tolist()
+    kinds = [*zip(_exact_counts(task, rule), orders.each, shared, strict=True)]
     for kind in sorted(set(kinds)):
         rows = [row for row, own in enumerate(kinds) if own == kind]
-        index, (n, many) = torch.tensor(rows, device=task.device), kind
-        everything = len(rows) == len(kinds)
+        n, many, share = kind
+        index, whole = torch.tensor(rows, device=task.device), len(rows) == len(kinds)
         part, some, ranked = (
-            (task, rule, orders) if everything else (task[index], rule.take(index), orders.take(rows))
+            (task, rule, orders) if whole else (task[index], rule.take(index), orders.take(rows))
         )
         table = _subset_table(part, truth[index], key, n, memo) if n else None
-        found = []
+        each = []
         for which in range(many):
             order = ranked.strict(which, key) if many > 1 else ranked.explanation
-            if table is not None:
-                found.append(_expected(table, part, some, order))
-                continue
-            own = key / which if which else key
-            draws = replace(
-                some,
-                key=own / "removal",
-                ranks=order.descending_ranks.to(task.device),
-                draws=-(-rule.draws // many),
-            )
-            found.append(_drawn(part, draws, truth[index], own, memo))
-        each = torch.stack(found).reshape(many, 2, len(rows), *nothing.shape[1:])
-        each = each.masked_fill(nothing[index], torch.nan)
-        mean[:, index] = each.mean(0)
+            if table is None:
+                own = key / which if share and which else key
+                draws = -(-rule.draws // many) if share else rule.draws
+                ranks = order.descending_ranks.to(task.device)
+                drawn = replace(some, key=own / "removal", ranks=ranks, draws=draws)
+                each.append(_drawn(part, drawn, truth[index], own, memo))
+            else:
+                each.append(_expected(table, part, some, order))
+        gone = nothing[index]
+        falls = torch.stack(each).reshape(many, 2, *gone.shape).masked_fill(gone, torch.nan)
+        mean[:, index] = falls.mean(0)
         if many > 1:
-            variance[:, index] = each.nanmean(-1).var(0)
+            variance[:, index] = falls.nanmean(-1).var(0)
         if many > 1 and table is not None:
-            # the table tells the mean over all rankings, not only over those whose spread was looked at
-            exact = _expected(table, part, some, ranked.explanation).reshape_as(each[0])
-            mean[:, index] = exact.masked_fill(nothing[index], torch.nan)
+            # the table tells the mean over all rankings, not only over those whose spread is seen
+            exact = _expected(table, part, some, ranked.explanation).reshape(2, *gone.shape)
+            mean[:, index] = exact.masked_fill(gone, torch.nan)
     return mean, variance
 
 

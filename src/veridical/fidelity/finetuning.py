@@ -172,6 +172,20 @@ def finetune(
     return Finetuned(str(path))
 
 
+def given_or_made(
+    task: Task, finetuned: Finetuned | None, beta: float | None, default: float, **settings: Any
+) -> Finetuned:
+    """The fine-tuned model given, or one made with these settings; what it would ignore is refused."""
+    if finetuned is None:
+        return finetune(task, beta=beta or default, **settings)
+    if beta not in (None, finetuned.beta):
+        raise InputError(f"the model was fine-tuned with beta {finetuned.beta:g}, not {beta:g}")
+    ignored = [name for name in settings if name not in ("cache", "progress")]
+    if ignored:
+        raise InputError(f"a fine-tuned model is given, and {', '.join(ignored)} would be ignored")
+    return finetuned
+
+
 def _name(function: Any) -> str:
     """The qualified name of a function, or of what a partial or an object was made of."""
     named = getattr(function, "func", function)

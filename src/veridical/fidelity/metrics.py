@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,15 +11,16 @@ from torch import Tensor
 
 from veridical.core.allowed import Between, Count, PartOf
 from veridical.core.facts import fact
+from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, reference_labels
-from veridical.fidelity.falls import mean_over_sizes, measure
+from veridical.fidelity.falls import Falls, mean_over_sizes, measure
 from veridical.fidelity.finetuning import finetune, why_no_finetuning
 from veridical.fidelity.removal import Sign, check_levels
 from veridical.metrics.base import TIED_PAIRS, Outcome, RankingMetric, register
 from veridical.metrics.tie_orders import TIE_VARIANCE, TIES_DECIDE, ties_decide
-from veridical.models.context import Context
+from veridical.models.context import Context, Memo
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task
@@ -29,6 +30,9 @@ OTHER_CLASS = "explained for another class than the one judged: use task.with_ta
 NOTHING_REMOVED = "some sizes remove nothing and are left out"
 OTHERWISE = "the fine-tuned model answers this whole input otherwise than the model"
 NO_SIZE = "no size removes anything"
+NO_FALL = (
+    "no size changes the answer, neither class nor probability: the model needs none of what was removed"
+)
 Variant = Literal["indicator", "probability"]
 
 
@@ -101,22 +105,27 @@ class Fidelity(RankingMetric):
         # `measure` gives ties their due
         return self.evaluate(task, explanation, context)
 
-    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        share = explanation.tied_pairs
+    def falls(
+        self,
+        task: Task,
+        explanation: Explanation,
+        truth: Tensor,
+        signs: Sequence[Sign],
+        key: Key,
+        memo: Memo | None = None,
+    ) -> Mapping[Sign, Falls]:
+        """The falls over sizes of these signs, both variants, in one pass."""
         if self.ties == "stable":
             explanation = explanation.strictly_along(explanation.order)
+        evaluator = self.model_task(task)
+        return measure(
+            evaluator, explanation, truth, levels=self.sizes, signs=signs, key=key, memo=memo, **self.removal
+        )
+
+    def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         # both signs and all fidelity metrics meet the same draws
         key, truth = context.key.parent / "fidelity", reference_labels(task, self.reference)
-        falls = measure(
-            self.model_task(task),
-            explanation,
-            truth,
-            levels=self.sizes,
-            signs=(self.sign,),
-            key=key,
-            memo=context.memo,
-            **self.removal,
-        )[self.sign]
+        falls = self.falls(task, explanation, truth, (self.sign,), key, context.memo)[self.sign]
         chosen = falls.variant(self.variant)
         values = mean_over_sizes(chosen)
         flags = {
@@ -124,12 +133,18 @@ class Fidelity(RankingMetric):
             NOTHING_REMOVED: ((falls.counts < 1) & falls.once).any(-1) & ~none,
             OTHER_CLASS: self._other_class(task, explanation),
         }
+        moved = (falls.indicator.nan_to_num() != 0) | (falls.probability.nan_to_num() != 0)
+        flags[NO_FALL] = ~moved.any(-1) & ~none
         artefact = self.artefact(task)
         if artefact is not None:
             flags[OTHERWISE] = artefact.disagrees(task)
             flags |= {flag: torch.ones_like(none) for flag in artefact.held_out.flags}
         sizes = torch.tensor(falls.levels, dtype=torch.float64)
-        details = {"indicator": falls.indicator, "probability": falls.probability, TIED_PAIRS: share}
+        details = {
+            "indicator": falls.indicator,
+            "probability": falls.probability,
+            TIED_PAIRS: explanation.tied_pairs,
+        }
         variance = falls.variance[0 if self.variant == "indicator" else 1]
         if bool((falls.orders > 1).any()):
             details[TIE_VARIANCE] = variance / falls.orders

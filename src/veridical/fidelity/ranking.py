@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ from veridical.errors import InputError
 from veridical.explainers.transforms import degrade
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, refuse_chance, studied_maps
-from veridical.fidelity.falls import area_over_sizes, evaluated_sizes, measure
-from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.falls import area_over_sizes, evaluated_sizes
+from veridical.fidelity.finetuning import given_or_made
 from veridical.fidelity.metrics import LEVELS, FFid, Fid, Fidelity, RFid, Variant
 from veridical.fidelity.removal import SIGNS
 from veridical.functional import bootstrap_interval, has_spread, spearman
@@ -29,6 +30,7 @@ from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 ABLATION = "Fid + fine-tuning"
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -40,36 +42,30 @@ GRID = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """Correlations of one metric: (mean, deviation over repeats) per pair; NaN where there is none.
+    """Correlations of one metric per pair, each as (mean, deviation); NaN where there is none.
 
-    `micro` is the mean over the sizes where it is defined, `undefined` how many (repeat, size) had none,
-    `by_size` (repeats, sizes) the correlations themselves at `sizes`.
+    `macro` and `micro` deviate over repeats, `over_sizes` is the micro correlation with its deviation over
+    sizes, as the paper prints it. Means are over what is defined, `undefined` is how many (repeat, size) are
+    not, and `by_size` (repeats, sizes) holds the correlations themselves at `sizes`.
     """
 
     macro: Mapping[str, tuple[float, float]]
     micro: Mapping[str, tuple[float, float]]
+    over_sizes: Mapping[str, tuple[float, float]]
     undefined: Mapping[str, int]
     by_size: Mapping[str, Tensor]
     sizes: tuple[float, ...]
 
 
-def order_correlation(scores: Tensor, other: Tensor) -> Tensor:
-    """Spearman's correlation along the last dimension; NaN where either is constant."""
-    a, b = (torch.round(values / GRID) * GRID for values in (scores, other.expand_as(scores)))
-    defined = has_spread(a) & has_spread(b)
-    return spearman(a, b).masked_fill(~defined, torch.nan)
-
-
 def agreement(plus: Tensor, minus: Tensor, ratios: Sequence[float], levels: Sequence[float]) -> Agreement:
     """Correlations from mean falls (repeats, ratios, sizes) of both signs."""
     known = torch.tensor(tuple(ratios), dtype=torch.float64, device=plus.device)
-    areas = [area_over_sizes(values, levels) for values in (plus, minus)]
-    at_sizes = [values.transpose(1, 2) for values in (plus, minus)]  # repeats, sizes, ratios
-    macro = _pairs(areas[0], areas[1], known)
-    micro = _pairs(at_sizes[0], at_sizes[1], known)
+    macro = _pairs(area_over_sizes(plus, levels), area_over_sizes(minus, levels), known)
+    micro = _pairs(plus.transpose(1, 2), minus.transpose(1, 2), known)  # repeats, sizes, ratios
     return Agreement(
         {pair: _mean_and_spread(values) for pair, values in macro.items()},
         {pair: _mean_and_spread(values.nanmean(-1)) for pair, values in micro.items()},
+        {pair: _mean_and_spread(values.nanmean(0)) for pair, values in micro.items()},
         {pair: int(values.isnan().sum()) for pair, values in micro.items()},
         micro,
         tuple(levels),
@@ -77,20 +73,22 @@ def agreement(plus: Tensor, minus: Tensor, ratios: Sequence[float], levels: Sequ
 
 
 def _pairs(plus: Tensor, minus: Tensor, known: Tensor) -> dict[str, Tensor]:
-    found = (
-        order_correlation(plus, known),
-        order_correlation(minus, known),
-        order_correlation(plus, minus),
-    )
-    return dict(zip(PAIRS, found, strict=True))
+    compared = ((plus, known), (minus, known), (plus, minus))
+    return dict(zip(PAIRS, (_correlation(a, b) for a, b in compared), strict=True))
+
+
+def _correlation(scores: Tensor, other: Tensor) -> Tensor:
+    """Spearman's correlation along the last dimension; NaN where either is constant."""
+    a, b = (torch.round(values / GRID) * GRID for values in (scores, other.expand_as(scores)))
+    return spearman(a, b).masked_fill(~(has_spread(a) & has_spread(b)), torch.nan)
 
 
 def _mean_and_spread(values: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation over repeats that have a value."""
+    """Mean and standard deviation of what has a value; a single one has no deviation."""
     kept = values[~values.isnan()]
     if not len(kept):
         return math.nan, math.nan
-    return float(kept.mean()), float(kept.std(correction=0))
+    return float(kept.mean()), float(kept.std(correction=0)) if len(kept) > 1 else math.nan
 
 
 def micro_ranks(agreements: Mapping[str, Agreement]) -> dict[str, dict[str, tuple[float, float]]]:
@@ -121,7 +119,7 @@ def micro_ranks(agreements: Mapping[str, Agreement]) -> dict[str, dict[str, tupl
 
 @dataclass(frozen=True, eq=False)
 class RankingStudy:
-    """Macro, micro and micro-rank correlations of every metric with the known order, over repeats.
+    """Macro, micro and micro-rank correlations of every metric with the known order.
 
     `falls[metric][sign]` (repeats, ratios, sizes) holds the mean falls the correlations rest on.
     """
@@ -129,73 +127,106 @@ class RankingStudy:
     ratios: tuple[float, ...]
     sizes: Mapping[str, tuple[float, ...]]
     falls: Mapping[str, Mapping[str, Tensor]]
-    agreements: Mapping[str, Agreement]
-    ranks: Mapping[str, Mapping[str, tuple[float, float]]]
     resolvable: Mapping[str, Mapping[str, bool]]
     explainer: str
     rows: int
     notes: Mapping[str, Any]
 
+    @cached_property
+    def agreements(self) -> dict[str, Agreement]:
+        """The correlations of each metric."""
+        return {
+            name: agreement(found["plus"], found["minus"], self.ratios, self.sizes[name])
+            for name, found in self.falls.items()
+        }
+
+    @cached_property
+    def ranks(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """The mean rank of each metric over sizes, with its deviation."""
+        return micro_ranks(self.agreements)
+
+    def resolves(self, name: str, pair: str) -> bool:
+        """Whether what a metric correlates is wider than its bootstrap interval."""
+        signs = {"MoRF vs GT": ("plus",), "LeRF vs GT": ("minus",)}.get(pair, SIGNS)
+        return all(self.resolvable[name][sign] for sign in signs)
+
     def to_frame(self) -> pd.DataFrame:
-        """One row per metric and pair: macro, micro and micro rank with their deviations over repeats."""
+        """One row per metric and pair: macro, micro and micro rank with their deviations."""
         import pandas as pd
 
         rows = []
         for name, found in self.agreements.items():
             for pair in PAIRS:
-                macro, micro, rank = found.macro[pair], found.micro[pair], self.ranks[name][pair]
-                rows.append(
-                    {
-                        "metric": name,
-                        "pair": pair,
-                        "macro": macro[0],
-                        "macro std": macro[1],
-                        "micro": micro[0],
-                        "micro std": micro[1],
-                        "undefined sizes": found.undefined[pair],
-                        "micro rank": rank[0],
-                        "micro rank std": rank[1],
-                        "resolvable": self._resolves(name, pair),
-                    }
-                )
+                row = {"metric": name, "pair": pair, "undefined sizes": found.undefined[pair]}
+                columns = {"macro": found.macro, "micro": found.micro, "micro rank": self.ranks[name]}
+                for column, by_pair in columns.items():
+                    row |= {column: by_pair[pair][0], f"{column} std": by_pair[pair][1]}
+                row["micro std over sizes"] = found.over_sizes[pair][1]
+                rows.append(row | {"resolvable": self.resolves(name, pair)})
         return pd.DataFrame(rows)
 
-    def _resolves(self, name: str, pair: str) -> bool:
-        signs = {"MoRF vs GT": ("plus",), "LeRF vs GT": ("minus",)}.get(pair, SIGNS)
-        return all(self.resolvable[name][sign] for sign in signs)
+    def curves(self) -> pd.DataFrame:
+        """One row per metric, sign, ratio and size: the mean fall over repeats (Tables 14-23)."""
+        import pandas as pd
+
+        rows = [
+            {"metric": name, "sign": sign, "ratio": ratio, "size": size, "fall": fall}
+            for name, found in self.falls.items()
+            for sign, values in found.items()
+            for ratio, row in zip(self.ratios, values.mean(0).tolist(), strict=True)
+            for size, fall in zip(self.sizes[name], row, strict=True)
+        ]
+        return pd.DataFrame(rows)
+
+    def plot(self) -> Figure:
+        """Falls over sizes, a line per ratio: metrics beside each other, plus above minus (figure 2)."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(3 * len(self.falls), 5), layout="constrained")
+        axes = figure.subplots(2, len(self.falls), sharex=True, squeeze=False)
+        for column, (name, found) in enumerate(self.falls.items()):
+            for ax, (sign, values) in zip(axes[:, column], found.items(), strict=True):
+                for place, (ratio, row) in enumerate(zip(self.ratios, values.mean(0).cpu(), strict=True)):
+                    shade = f"C{place}" if place else "black"
+                    ax.plot(self.sizes[name], row, color=shade, label=f"{ratio:.0%} degraded")
+                ax.set_title(f"{name}, {sign}", fontsize=9)
+                ax.set(xlabel="explanation size", ylabel="fall")
+        axes[0, 0].legend(fontsize=7)
+        return figure
 
     def __repr__(self) -> str:
-        names = list(self.agreements)
-        width = max(18, *map(len, names))
+        width = max(18, *map(len, self.agreements))
         lines = [
-            f"{self.explainer} degraded at {', '.join(f'{r:g}' for r in self.ratios)}; {self.rows} samples",
-            f"{'':<32}" + "".join(f"{name:>{width}}" for name in names),
+            f"{self.explainer} degraded at {', '.join(f'{r:g}' for r in self.ratios)}; {self.rows} samples; "
+            "± over repeats (macro) or sizes (micro)",
+            f"{'':<32}" + "".join(f"{name:>{width}}" for name in self.agreements),
         ]
-        for pair, better in PAIRS.items():
-            arrow = "lower" if better < 0 else "higher"
-            cells = [_cell(self.agreements[n].macro[pair], self._resolves(n, pair)) for n in names]
-            lines.append(f"{f'macro {pair} ({arrow})':<32}" + "".join(f"{c:>{width}}" for c in cells))
-        for pair in PAIRS:
-            cells = [
-                _cell(self.agreements[n].micro[pair]) + _undefined(self.agreements[n].undefined[pair])
-                for n in names
-            ]
-            lines.append(f"{f'micro {pair}':<32}" + "".join(f"{c:>{width}}" for c in cells))
-        for pair in PAIRS:
-            cells = [_cell(self.ranks[n][pair], sign="") for n in names]
-            lines.append(f"{f'micro rank {pair}':<32}" + "".join(f"{c:>{width}}" for c in cells))
+        for kind in ("macro", "micro", "micro rank"):
+            for pair, better in PAIRS.items():
+                arrow = f" ({'lower' if better < 0 else 'higher'})" if kind == "macro" else ""
+                cells = "".join(f"{self._cell(kind, name, pair):>{width}}" for name in self.agreements)
+                lines.append(f"{f'{kind} {pair}{arrow}':<32}{cells}")
         return "\n".join([*lines, *self.notes.get("remarks", ())])
 
+    def _cell(self, kind: str, name: str, pair: str) -> str:
+        found = self.agreements[name]
+        if kind == "macro":
+            return number(found.macro[pair]) if self.resolves(name, pair) else NOT_RESOLVABLE
+        if kind == "micro rank":
+            return number(self.ranks[name][pair], sign="")
+        missing = found.undefined[pair]
+        return number(found.over_sizes[pair]) + (f" ({missing} -)" if missing else "")
 
-def _cell(value: tuple[float, float], resolvable: bool = True, sign: str = "+") -> str:
+
+NOT_RESOLVABLE = "not resolvable"
+
+
+def number(value: tuple[float, float], sign: str = "+") -> str:
+    """A mean with its deviation where it has one; "-" where there is none."""
     mean, spread = value
-    if not resolvable:
-        return "not resolvable"
-    return "-" if mean != mean else f"{mean:{sign}.2f} ±{spread:.2f}"
-
-
-def _undefined(count: int) -> str:
-    return f" ({count} -)" if count else ""
+    if mean != mean:
+        return "-"
+    return f"{mean:{sign}.2f}" + (f" ±{spread:.2f}" if spread == spread else "")
 
 
 @checked
@@ -205,12 +236,12 @@ def ranking_study(
     *,
     finetuned: Finetuned | None = None,
     metrics: Mapping[str, Fidelity] | None = None,
-    beta: PartOf = 0.1,
-    draws: Count = 50,
-    sizes: Sequence[Between] = LEVELS,
+    beta: PartOf | None = None,
+    draws: Count | None = None,
+    sizes: Sequence[Between] | None = None,
     ratios: Sequence[Share] = RATIOS,
     repeats: Count = 5,
-    variant: Variant = "indicator",
+    variant: Variant | None = None,
     reference: Reference | None = None,
     seed: int = 0,
     cache: str | Path | None = None,
@@ -218,9 +249,10 @@ def ranking_study(
 ) -> RankingStudy:
     """Degrade a good explainer step by step and see which metric finds the order (Tables 1-7 and 10).
 
-    All sizes and both signs of a metric are evaluated in one pass. Expected correlations are -1 (MoRF vs GT),
-    +1 (LeRF vs GT) and -1 (MoRF vs LeRF). Where a metric gives all ratios the same score there is none, shown
-    as "-"; where its spread over ratios lies inside its bootstrap interval the order is "not resolvable".
+    All sizes and both signs of a metric are evaluated in one pass, and tied features averaged over the
+    rankings that agree with a map. Expected correlations are -1 (MoRF vs GT), +1 (LeRF vs GT) and -1 (MoRF vs
+    LeRF). Where a metric gives all ratios the same score there is none, shown as "-"; where its spread over
+    ratios lies inside its bootstrap interval the order is "not resolvable".
 
     Parameters
     ----------
@@ -232,16 +264,16 @@ def ranking_study(
         The fine-tuned model of FFid; None fine-tunes with `beta`.
     metrics : mapping of str to Fid, RFid or FFid, optional
         What is compared; None is Fid, RFid, FFid and Fid with fine-tuning.
-    beta, draws, sizes : float, int, sequence of float
-        Settings of the default metrics.
+    beta, draws, sizes : float, int, sequence of float, optional
+        Settings of the default metrics, 0.1, 50 and 5% to 95% by 5% as they are.
     ratios : sequence of float
         Shares of the features whose scores are permuted: at least three, ascending.
     repeats : int
         How often the degradation is drawn.
-    variant : {"indicator", "probability"}
-        What falls: whether the answer is right, or its probability.
+    variant : {"indicator", "probability"}, optional
+        What falls, under every metric; None leaves each its own.
     reference : {"label", "prediction"}, optional
-        What a right answer is; None is the label where there is one.
+        What a right answer is; None is what the metrics say, or the label where there is one.
     seed : int
         Seed of all draws.
     cache : str or Path, optional
@@ -253,38 +285,65 @@ def ranking_study(
     -------
     RankingStudy
         Macro, micro and micro-rank correlations of every metric with the known order.
+
+    Raises
+    ------
+    InputError
+        For settings that the given metrics or the given fine-tuned model would ignore, fewer than three
+        ratios, or a model at chance.
     """
     if len(ratios) < 3 or sorted(set(ratios)) != list(ratios):
         raise InputError(f"a ranking needs at least three ascending ratios, got {tuple(ratios)}")
+    own = {"finetuned": finetuned, "beta": beta, "draws": draws, "sizes": sizes}
+    if metrics is not None and any(value is not None for value in own.values()):
+        given = ", ".join(name for name, value in own.items() if value is not None)
+        raise InputError(f"the given metrics have settings of their own, and {given} would be ignored")
+    metrics, reference = _with_one_reference(metrics or {}, variant, reference)
     refuse_chance(task, reference)
-    if metrics is None:
-        finetuned = finetuned or finetune(task, beta=beta, cache=cache, progress=progress)
-        metrics = default_metrics(finetuned, tuple(sizes), draws)
+    if not metrics:
+        finetuned = given_or_made(task, finetuned, beta, 0.1, cache=cache, progress=progress)
+        made = default_metrics(finetuned, tuple(sizes or LEVELS), draws or 50)
+        metrics, _ = _with_one_reference(made, variant, reference)
     key = Key(seed) / "ranking"
     about = studied_maps(task, explainer, reference, seed, cache)
     judged, base, truth = about.task, about.maps, about.truth
-    per_sample: dict[str, dict[str, list[list[Tensor]]]] = {}
-    for repeat in track(range(repeats), "ranking study", progress):
-        for place, ratio in enumerate(ratios):
-            if ratio == 0 and repeat:
-                # nothing is degraded: the same maps as in the first repeat
-                for found in per_sample.values():
-                    for kept in found.values():
-                        kept[repeat:] = [[kept[0][0]]]
-                continue
-            worse = degrade(base, ratio, key, repeat)
-            for name, falls in falls_of(metrics, judged, worse, truth, variant, Key(seed)).items():
-                for sign, values in falls.items():
-                    kept = per_sample.setdefault(name, {}).setdefault(sign, [])
-                    if place == 0:
-                        kept.append([])
-                    kept[repeat].append(values)
+    whole = falls_of(metrics, judged, base, truth, Key(seed)) if ratios[0] == 0 else {}
+    measured = [
+        [
+            whole
+            if ratio == 0
+            else falls_of(metrics, judged, degrade(base, ratio, key, repeat), truth, Key(seed))
+            for ratio in ratios
+        ]
+        for repeat in track(range(repeats), "ranking study", progress)
+    ]
+    per_sample = {
+        name: torch.stack([torch.stack([at[name] for at in row], 1) for row in measured], 1)
+        for name in metrics
+    }
     levels = {name: evaluated_sizes(judged, metric.sizes) for name, metric in metrics.items()}
-    notes: dict[str, Any] = {"draws": draws, "variant": variant, "repeats": repeats}
     artefacts = [metric.artefact(judged) for metric in metrics.values()]
     flags = [flag for artefact in artefacts if artefact is not None for flag in artefact.held_out.flags]
-    notes["remarks"] = (*about.notes, *dict.fromkeys(flags))
+    notes = {
+        "metrics": {name: metric.to_json() for name, metric in metrics.items()},
+        "repeats": repeats,
+        "remarks": (*about.notes, *dict.fromkeys(flags)),
+    }
     return summarised(per_sample, levels, tuple(ratios), base.explainer, len(judged), notes)
+
+
+def _with_one_reference(
+    metrics: Mapping[str, Fidelity], variant: Variant | None, reference: Reference | None
+) -> tuple[dict[str, Fidelity], Reference | None]:
+    """The metrics with the variant of the study, and the reference that all agree on."""
+    for name, metric in metrics.items():
+        if not isinstance(metric, Fidelity):
+            raise InputError(f"metrics are Fid, RFid or FFid by name; {name!r} is {type(metric).__name__}")
+    named = {reference, *(metric.reference for metric in metrics.values())} - {None}
+    if len(named) > 1:
+        raise InputError("one ranking study has one right answer: its metrics and reference= name two")
+    made = {name: replace(metric, variant=variant or metric.variant) for name, metric in metrics.items()}
+    return made, next(iter(named), None)
 
 
 def default_metrics(finetuned: Finetuned, sizes: tuple[float, ...], draws: int) -> dict[str, Fidelity]:
@@ -298,44 +357,34 @@ def default_metrics(finetuned: Finetuned, sizes: tuple[float, ...], draws: int) 
 
 
 def falls_of(
-    metrics: Mapping[str, Fidelity], task: Task, worse: Explanation, truth: Tensor, variant: str, key: Key
-) -> dict[str, dict[str, Tensor]]:
-    """Falls (N, sizes) of both signs for every metric, one pass each."""
-    out: dict[str, dict[str, Tensor]] = {}
+    metrics: Mapping[str, Fidelity], task: Task, worse: Explanation, truth: Tensor, key: Key
+) -> dict[str, Tensor]:
+    """Falls (signs, N, sizes) for every metric, one pass each."""
+    out: dict[str, Tensor] = {}
     for name, metric in metrics.items():
-        if not isinstance(metric, Fidelity):
-            raise InputError(f"metrics are Fid, RFid or FFid by name; {name!r} is {type(metric).__name__}")
-        evaluator = metric.model_task(task)
-        found = measure(
-            evaluator, worse, truth, levels=metric.sizes, signs=SIGNS, key=key / "fidelity", **metric.removal
-        )
-        out[name] = {sign: falls.variant(variant) for sign, falls in found.items()}
+        found = metric.falls(task, worse, truth, SIGNS, key / "fidelity")
+        out[name] = torch.stack([found[sign].variant(metric.variant) for sign in SIGNS])
     return out
 
 
 def summarised(
-    per_sample: Mapping[str, Mapping[str, list[list[Tensor]]]],
+    per_sample: Mapping[str, Tensor],
     levels: Mapping[str, tuple[float, ...]],
     ratios: tuple[float, ...],
     explainer: str,
     rows: int,
     notes: Mapping[str, Any],
 ) -> RankingStudy:
-    """The study that these falls of each sample, size and ratio add up to."""
-    falls: dict[str, dict[str, Tensor]] = {}
-    resolvable: dict[str, dict[str, bool]] = {}
-    for name, found in per_sample.items():
-        falls[name], resolvable[name] = {}, {}
-        for sign, kept in found.items():
-            each = torch.stack([torch.stack(row) for row in kept])  # repeats, ratios, N, sizes
-            falls[name][sign] = each.nanmean(2)
-            resolvable[name][sign] = resolves(area_over_sizes(each[0], levels[name]))
-    agreements = {
-        name: agreement(found["plus"], found["minus"], ratios, levels[name]) for name, found in falls.items()
+    """The study of falls (signs, repeats, ratios, N, sizes) by metric."""
+    falls = {name: dict(zip(SIGNS, found.nanmean(3), strict=True)) for name, found in per_sample.items()}
+    resolvable = {
+        name: {
+            sign: resolves(area_over_sizes(each, levels[name]).mean(0))
+            for sign, each in zip(SIGNS, found, strict=True)
+        }
+        for name, found in per_sample.items()
     }
-    return RankingStudy(
-        ratios, levels, falls, agreements, micro_ranks(agreements), resolvable, explainer, rows, notes
-    )
+    return RankingStudy(ratios, levels, falls, resolvable, explainer, rows, notes)
 
 
 def resolves(areas: Tensor) -> bool:

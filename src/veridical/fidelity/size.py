@@ -7,9 +7,9 @@ With importance in tiers, e(s) = FFid+ at size s is constant on [B/alpha, c1] an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,9 +23,8 @@ from veridical.errors import InputError
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, studied_maps
 from veridical.fidelity.falls import measure
-from veridical.fidelity.finetuning import finetune
+from veridical.fidelity.finetuning import given_or_made
 from veridical.fidelity.removal import budget
-from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -46,10 +45,9 @@ LATE = 1.5
 """How far behind B/alpha the onset of such a curve may then lie and still bound c1."""
 LEFT = 0.6
 """A curve has fallen if it ends below this share of its height."""
+UNKNOWN, VARIES = "not identifiable", "importance varies inside the tier"
 MIN_FEATURES = 50
 """With fewer features one of them is more than 2% of all, and onsets cannot be told from B/alpha."""
-ORDERS = 5
-"""Random orders of tied features: members of a tier are exchangeable, their numbering is not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +71,9 @@ class ExplanationSize:
         """One row per beta and size: the mean fall."""
         import pandas as pd
 
-        rows = [
-            {"beta": beta, "size": size, "fall": float(fall)}
-            for beta, curve in self.curves.items()
-            for size, fall in zip(self.sizes, curve.tolist(), strict=True)
-        ]
-        return pd.DataFrame(rows)
+        columns = {beta: curve.tolist() for beta, curve in self.curves.items()}
+        frame = pd.DataFrame(columns, index=pd.Index(self.sizes, name="size"))
+        return frame.reset_index().melt("size", var_name="beta", value_name="fall")
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """The curves with their onsets, the estimate and its interval (figure 4)."""
@@ -115,11 +110,12 @@ def explanation_size(
     explanation: Any,
     *,
     finetuned: Finetuned | None = None,
-    beta: PartOf = 0.25,
+    beta: PartOf | None = None,
     betas: Sequence[PartOf] | None = None,
     alpha: PartOf = 1.0,
     sizes: Sequence[Between] = LEVELS,
-    draws: Count = 2,
+    draws: Count = 10,
+    model: Literal["fine-tuned", "original"] = "fine-tuned",
     resamples: Index = 200,
     reference: Reference | None = None,
     seed: int = 0,
@@ -130,7 +126,7 @@ def explanation_size(
     """Estimate the share of features that matter from FFid+ under a sweep of beta (section 4, appendix D.8).
 
     The falls are those of the probability. A size c1 shows only where beta < alpha * c1 for some beta of the
-    sweep, and never with fewer than 50 features. Tied features are put in five random orders.
+    sweep, and never with fewer than 50 features. Tied features are averaged over rankings that agree.
 
     Parameters
     ----------
@@ -140,8 +136,8 @@ def explanation_size(
         The maps, or who makes them.
     finetuned : Finetuned, optional
         The model fine-tuned at the largest beta; None makes it with `beta` and `settings`.
-    beta : float
-        The beta of that fine-tuning.
+    beta : float, optional
+        The largest beta, that of the fine-tuning; None is 0.25 where none is given.
     betas : sequence of float, optional
         What is swept downwards at evaluation; None is ten even steps.
     alpha : float
@@ -149,7 +145,10 @@ def explanation_size(
     sizes : sequence of float
         Explanation sizes at which the falls are measured.
     draws : int
-        Random subsets for each order of ties.
+        Random subsets per sample, size and beta; rankings of a map with ties share them.
+    model : {"fine-tuned", "original"}
+        Which model sees masked inputs. Fine-tuning may wash the tiers out, the original may not know what
+        to make of masked inputs.
     resamples : int
         Bootstrap resamples, over samples, behind the interval.
     reference : {"label", "prediction"}, optional
@@ -168,70 +167,50 @@ def explanation_size(
     ExplanationSize
         The estimate and its interval, or why the curves do not tell.
     """
-    if finetuned is None:
-        finetuned = finetune(task, beta=beta, cache=cache, progress=progress, **settings)
-    top = finetuned.beta
+    if model == "original" and (finetuned is not None or settings):
+        raise InputError("the original model is not fine-tuned: leave out finetuned= and its settings")
+    if model == "fine-tuned":
+        finetuned = given_or_made(task, finetuned, beta, 0.25, cache=cache, progress=progress, **settings)
+    top = (beta or 0.25) if finetuned is None else finetuned.beta
     swept = tuple(sorted(betas or [top * step / 10 for step in range(1, 11)], reverse=True))
-    if swept[0] > top + 1e-12 or swept[-1] <= 0:
-        raise InputError(
-            f"betas are swept from that of the fine-tuning ({top:g}) downwards, got {swept[0]:g} to "
-            f"{swept[-1]:g}"
-        )
+    if swept[0] > top + 1e-12:
+        raise InputError(f"betas are swept from {top:g} downwards, that of the fine-tuning, got {swept[0]:g}")
     about = studied_maps(task, explanation, reference, seed, cache)
     maps, n = about.maps, about.task.space.counts(len(about.task))
     few = int(n.median())
     if few < MIN_FEATURES:
         share = f"of {few} features one is {1 / few:.0%}"
-        answer = f"not identifiable: {share}, and a size shows from {MIN_FEATURES} on"
+        answer = f"{UNKNOWN}: {share}, and a size shows from {MIN_FEATURES} on"
         return ExplanationSize(None, None, answer, {}, tuple(sizes), {}, maps.explainer, about.notes)
-    evaluator = finetuned.evaluator(about.task)
+    evaluator = about.task if finetuned is None else finetuned.evaluator(about.task)
     key = Key(seed) / "explanation size"
     # betas that allow the same counts ask the same
     distinct = {tuple(budget(n, b).tolist()): b for b in reversed(swept)}.values()
-    per_sample = {
-        b: _curve(evaluator, maps, about.truth, tuple(sizes), alpha, b, draws, key)
-        for b in track(sorted(distinct, reverse=True), "explanation size", progress)
-    }
-    limits = {b: float((budget(n, b) / n).mean()) / alpha for b in per_sample}
-    found = _answer(per_sample, limits, tuple(sizes), maps.explainer, resamples, key)
-    return replace(found, notes=about.notes)
-
-
-def _curve(
-    task: Task,
-    maps: Explanation,
-    truth: Tensor,
-    sizes: tuple[float, ...],
-    alpha: float,
-    beta: float,
-    draws: int,
-    key: Key,
-) -> Tensor:
-    """Falls (N, sizes) of the probability, averaged over random orders of tied features."""
-    total: Tensor | None = None
-    for order in range(ORDERS):
+    each = {}
+    for b in track(sorted(distinct, reverse=True), "explanation size", progress):
         found = measure(
-            task,
-            ties_shuffled(maps, order, key),
-            truth,
+            evaluator,
+            maps,
+            about.truth,
             levels=sizes,
             alpha=alpha,
-            beta=beta,
+            beta=b,
             draws=draws,
             signs=("plus",),
-            key=key / order,
-        )["plus"].probability
-        total = found if total is None else total + found
-    assert total is not None
-    return total / ORDERS
-
-
-def ties_shuffled(maps: Explanation, draw: int, key: Key) -> Explanation:
-    """The same map with features of equal value in keyed random order."""
-    mixed = keyed.permutation(key / "ties", maps.draw_ids, draw, maps.space.n_features, maps.valid)
-    values = maps.values if maps.valid is None else maps.values.masked_fill(~maps.valid, torch.inf)
-    within = values.gather(-1, mixed).argsort(dim=-1, stable=True)
-    return replace(maps, given_order=mixed.gather(-1, within), given_tied=maps.tied)
+            key=key,
+        )
+        each[b] = found["plus"].probability.double().cpu()
+    limits = {b: float((budget(n, b) / n).mean()) / alpha for b in each}
+    curves, grid = (
+        {b: falls.nanmean(0) for b, falls in each.items()},
+        torch.tensor(tuple(sizes), dtype=torch.float64),
+    )
+    onsets = {b: float(fall_onset(grid, curve[None], limits[b])[0]) for b, curve in curves.items()}
+    estimate, interval, answer = read_curves(each, limits, onsets, sizes, resamples, key)
+    pairs = {b: (limits[b], onsets[b]) for b in each}
+    return ExplanationSize(
+        estimate, interval, answer, pairs, tuple(sizes), curves, maps.explainer, about.notes
+    )
 
 
 def fall_onset(sizes: Tensor, curves: Tensor, limit: float) -> Tensor:
@@ -255,59 +234,40 @@ def fall_onset(sizes: Tensor, curves: Tensor, limit: float) -> Tensor:
     return t[left.square().sum(1).argmin(0)]
 
 
-def _answer(
-    per_sample: Mapping[float, Tensor],
+def read_curves(
+    each: Mapping[float, Tensor],
     limits: Mapping[float, float],
-    sizes: tuple[float, ...],
-    explainer: str,
+    onsets: Mapping[float, float],
+    sizes: Sequence[float],
     resamples: int,
     key: Key,
-) -> ExplanationSize:
-    grid = torch.tensor(sizes, dtype=torch.float64)
-    each = {b: falls.double().cpu() for b, falls in per_sample.items()}
+) -> tuple[float | None, tuple[float, float] | None, str]:
+    """The estimate of c1 and its interval from falls (N, sizes) at each beta, or None and why not."""
+    grid = torch.tensor(tuple(sizes), dtype=torch.float64)
     curves = {b: falls.nanmean(0) for b, falls in each.items()}
-    onsets = {b: (limits[b], float(fall_onset(grid, c[None], limits[b])[0])) for b, c in curves.items()}
     heights = {b: float(c.nan_to_num(0.0).max()) for b, c in curves.items()}
     tallest = max(heights.values())
-
-    def made(estimate: float | None, interval: tuple[float, float] | None, answer: str) -> ExplanationSize:
-        return ExplanationSize(estimate, interval, answer, onsets, sizes, curves, explainer)
-
     if tallest <= 1e-6:
-        return made(None, None, "not identifiable: removing features changes nothing")
+        return None, None, f"{UNKNOWN}: removing features changes nothing"
     read = [b for b, height in heights.items() if FAINT * tallest <= height <= SATURATED * tallest]
     if not read:
-        if all(onset <= LATE * limit + FOLLOWS for limit, onset in onsets.values()):
-            lowest = min(limits.values())
-            return made(None, None, f"c1 <= {lowest:.3g}: the onset always lies at B/alpha")
-        return made(
-            None, None, "not identifiable: the curves are all about as high, and their onsets do not agree"
-        )
+        if all(onset <= LATE * limits[b] + FOLLOWS for b, onset in onsets.items()):
+            return None, None, f"c1 <= {min(limits.values()):.3g}: the onset always lies at B/alpha"
+        return None, None, f"{UNKNOWN}: the curves are all about as high, and their onsets do not agree"
     if all(float(curves[b][-3:].mean()) > LEFT * heights[b] for b in read):
-        return made(
-            None, None, "not identifiable: the curves do not fall, the map ranks hardly better than chance"
-        )
-    rest = [b for b in read if onsets[b][1] > onsets[b][0] + FOLLOWS]
+        return None, None, f"{UNKNOWN}: the curves do not fall, the map ranks hardly better than chance"
+    rest = [b for b in read if onsets[b] > limits[b] + FOLLOWS]
     if 2 * len(rest) <= len(read):
-        return made(
-            None, None, "not identifiable, importance varies inside the tier: the curve falls from its start"
-        )
-    seen = torch.tensor([onsets[b][1] for b in rest], dtype=torch.float64)
+        return None, None, f"{UNKNOWN}, {VARIES}: the curve falls from its start"
+    # the median over betas, as a single curve may be misread
+    seen = torch.tensor([onsets[b] for b in rest], dtype=torch.float64)
+    estimate = float(seen.quantile(0.5))
     count = len(next(iter(each.values())))
     picks = keyed.integers(key / "bootstrap", torch.arange(resamples), 0, count, count)
     drawn = torch.stack([fall_onset(grid, each[b][picks].nanmean(1), limits[b]) for b in rest])
     ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = torch.quantile(_middle(drawn), ends).tolist()
-    estimate = float(_middle(seen[:, None])[0])
+    low, high = torch.quantile(drawn.quantile(0.5, dim=0), ends).tolist()
     if len(rest) > 1 and float(seen.max() - seen.min()) > max(0.6 * estimate, 4 * FOLLOWS):
-        return made(
-            None, (low, high), "not identifiable, importance varies inside the tier: the onset never rests"
-        )
-    return made(
-        estimate, (low, high), f"c1 is {estimate:.3f} of the features, 95% interval [{low:.3f}, {high:.3f}]"
-    )
-
-
-def _middle(onsets: Tensor) -> Tensor:
-    """The median over betas (betas, K): a single curve may be misread."""
-    return torch.quantile(onsets, 0.5, dim=0)
+        return None, (low, high), f"{UNKNOWN}, {VARIES}: the onset never rests"
+    answer = f"c1 is {estimate:.3f} of the features, 95% interval [{low:.3f}, {high:.3f}]"
+    return estimate, (low, high), answer
