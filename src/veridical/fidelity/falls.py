@@ -147,12 +147,12 @@ def measure(
     nothing = torch.stack([(kept < 1) | ~once for kept in counts.values()], 1)
     orders = tie_orders(task, explanation, key)
     mean, variance = _over_orders(task, rule, truth, orders, nothing, key, memo)
-    return {
-        sign: Falls(
-            levels, sizes, counts[sign], once, *mean[:, :, place], variance[:, :, place], orders.counts
-        )
-        for place, sign in enumerate(signs)
-    }
+    out: dict[Sign, Falls] = {}
+    for place, sign in enumerate(signs):
+        indicator, probability = mean[:, :, place]
+        spread = variance[:, :, place]
+        out[sign] = Falls(levels, sizes, counts[sign], once, indicator, probability, spread, orders.counts)
+    return out
 
 
 def evaluated_sizes(task: Task, levels: Sequence[float]) -> tuple[float, ...]:

@@ -377,9 +377,9 @@ def summarised(
 ) -> RankingStudy:
     """The study of falls (signs, repeats, ratios, N, sizes) by metric."""
     falls = {name: dict(zip(SIGNS, found.nanmean(3), strict=True)) for name, found in per_sample.items()}
-    resolvable = {
+    resolvable: dict[str, dict[str, bool]] = {
         name: {
-            sign: resolves(area_over_sizes(each, levels[name]).mean(0))
+            str(sign): resolves(area_over_sizes(each, levels[name]).mean(0))
             for sign, each in zip(SIGNS, found, strict=True)
         }
         for name, found in per_sample.items()
