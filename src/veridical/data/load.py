@@ -38,7 +38,7 @@ from veridical.models.dataframes import FrameCodec
 from veridical.models.embeddings import embedding_layer
 from veridical.models.estimators import class_names, column_names, is_estimator, one_target
 from veridical.models.output_heads import PROBABILITIES
-from veridical.models.predictor import Output, plain_output
+from veridical.models.predictor import plain_output
 from veridical.perturb.fills import Token
 from veridical.values.input_checks import as_device
 from veridical.values.task import Task
@@ -455,8 +455,13 @@ def _on_logit_scale(make: Callable[..., Task]) -> Task:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", PROBABILITIES, VeridicalWarning)
         task = make()
-    output = _probability_output(task)
-    if output is None:
+    outputs, single = task.outputs, task.outputs[:, -1]
+    if task.head == "multiclass":
+        found = bool((outputs >= -CLOSE).all()) and bool((outputs.sum(1) - 1).abs().max() < CLOSE)
+    else:
+        # logits of many samples are neither all positive nor all below one
+        found = task.head == "binary" and len(task) >= 8 and bool(((single >= 0) & (single <= 1)).all())
+    if not found:
         return task
     warnings.warn(
         "the model answers probabilities; they are read on the scale of logits (as their logarithms), so "
@@ -464,19 +469,4 @@ def _on_logit_scale(make: Callable[..., Task]) -> Task:
         VeridicalWarning,
         stacklevel=3,
     )
-    return make(output=output)
-
-
-def _probability_output(task: Task) -> Output | None:
-    """The output function a model of probabilities needs; None for a model of logits."""
-    outputs = task.outputs
-    if task.head == "multiclass":
-        sums = outputs.sum(1)
-        each = bool((outputs >= -CLOSE).all()) and bool((sums - 1).abs().max() < CLOSE)
-        return log_probabilities if each else None
-    if task.head == "binary":
-        single = outputs[:, 1]
-        # logits of many samples are neither all positive nor all below one
-        between = bool(((single >= 0) & (single <= 1)).all()) and len(task) >= 8
-        return log_odds if between else None
-    return None
+    return make(output=log_odds if task.head == "binary" else log_probabilities)

@@ -195,16 +195,13 @@ def _off_rows(task: Task, off: Any) -> tuple[dict[str, Tensor], Any]:
             f"{len(rows)} paired inputs for {len(task)} samples; give one for each, in their order"
         )
     mine, theirs = _named_side(task.inputs, task.side)[0], _named_side(rows, side)[0]
-    shapes = [
-        {name: tuple(value.shape) for name, value in each.items() if name != INPUTS}
-        for each in (mine, theirs)
-    ]
-    if shapes[0] != shapes[1]:
-        odd = next(name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
-        raise ShapeError(
-            f"paired inputs differ in '{odd}': {shapes[1].get(odd)} for {shapes[0].get(odd)}; states of "
-            "inputs of other sizes do not lie over each other (pair prompts of equally many tokens)"
-        )
+    for name in sorted((mine.keys() | theirs.keys()) - {INPUTS}):
+        here, there = (tuple(each[name].shape) if name in each else None for each in (mine, theirs))
+        if here != there:
+            raise ShapeError(
+                f"paired inputs differ in '{name}': {there} for {here}; states of inputs of other sizes do "
+                "not lie over each other (pair prompts of equally many tokens)"
+            )
     for name in ("attended", "answered"):  # of prompts and of answers
         if name in mine and not torch.equal(mine[name], theirs[name]):
             place = int((mine[name] != theirs[name]).any(1).nonzero()[0, 0])
