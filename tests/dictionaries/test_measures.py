@@ -247,13 +247,29 @@ def test_positions_that_are_skipped_stay_as_they_are() -> None:
     states = vd.gef.layer_activations(task, name)
     whole = Bench(task, name, states.flatten(0, 1), parts=2)
     most = Bench(task, name, states[:, 3:].flatten(0, 1), parts=2, skip=3)
-    assert torch.equal(most.states, states[:, 3:])
+    assert torch.equal(most.test, states[:, 3:].flatten(0, 1))
     gone = spliced_outputs(whole, torch.zeros_like)
     kept = spliced_outputs(
         Bench(task, name, states.flatten(0, 1), parts=2, skip=states.shape[1]), torch.zeros_like
     )
     assert torch.allclose(kept, task.outputs, atol=1e-5)
     assert not torch.allclose(gone, task.outputs, atol=1e-2)
+
+
+def test_padding_is_neither_judged_nor_replaced() -> None:
+    task = vd.tasks.load("reviews")[:16]
+    words = vd.dictionaries.activations(task, "embedding", axis=-1).shard(0)
+    bench = Bench(task, "embedding", words, axis=-1, parts=2)
+    assert torch.equal(bench.test, words)
+    assert len(bench.row_part) == len(words) == int(task.space.valid.sum())
+    changed: list[Tensor] = []
+
+    def keep(rows: Tensor) -> Tensor:
+        changed.append(rows)
+        return rows
+
+    assert torch.allclose(spliced_outputs(bench, keep), task.outputs, atol=1e-5)
+    assert torch.equal(torch.cat(changed), words)
 
 
 def test_what_does_not_apply_says_why() -> None:

@@ -62,12 +62,17 @@ def activations(
     def read(number: int) -> Tensor:
         part = task if shards == 1 else task[order[number::shards]]
         states = layer_activations(part, layer, end, axis)
-        valid = part.space.valid
-        if part.modality == "text" and valid is not None and valid.shape[1] == states.shape[1]:
-            return states[valid.to(states.device)]
-        return states.flatten(0, 1)
+        return states[_words(part, states)]
 
     return Stream(read, shards, stay)
+
+
+def _words(task: Task, states: Tensor) -> Tensor:
+    """Which positions (N, J) of a layer's activations are no padding."""
+    valid = task.space.valid
+    if task.modality == "text" and valid is not None and valid.shape[1] == states.shape[1]:
+        return valid.to(states.device)
+    return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
 
 
 RIDGE = 1e-3
@@ -187,12 +192,19 @@ class Bench:
     @cached_property
     def states(self) -> Tensor:
         """The layer's activations (N, J, D) of the task's samples."""
-        return layer_activations(self.task, self.layer, axis=self.axis)[:, self.skip :].float()
+        return layer_activations(self.task, self.layer, axis=self.axis).float()
 
-    @property
+    @cached_property
+    def kept(self) -> Tensor:
+        """Which positions (N, J) are judged and replaced: no padding, nor the first ones that are skipped."""
+        kept = _words(self.task, self.states).clone()
+        kept[:, : self.skip] = False
+        return kept
+
+    @cached_property
     def test(self) -> Tensor:
         """Rows (m, D) that dictionaries are judged on."""
-        return self.states.flatten(0, 1)
+        return self.states[self.kept]
 
     @cached_property
     def sample_part(self) -> Tensor:
@@ -204,7 +216,7 @@ class Bench:
     @property
     def row_part(self) -> Tensor:
         """The part of every row (m,)."""
-        return self.sample_part.repeat_interleave(self.states.shape[1])
+        return self.sample_part.repeat_interleave(self.kept.sum(1))
 
     @property
     def properties(self) -> tuple[Tensor, Tensor]:
@@ -279,19 +291,19 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Spliced(nn.Module):
-    """The model with one layer's answer changed row by row."""
+    """The model with one layer's output changed row by row, at the positions (N, J) given beside inputs."""
 
     def __init__(self, module: nn.Module, bench: Bench, change: Change) -> None:
         super().__init__()
-        self.module = module
-        self.layer, self.axis, self.skip, self.change = bench.layer, bench.axis, bench.skip, change
+        self.module, self.layer, self.axis, self.change = module, bench.layer, bench.axis, change
 
     def forward(self, *args: Any, **named: Any) -> Any:
+        args, kept = (args, named.pop("kept")) if "kept" in named else (args[:-1], args[-1])
+
         def changed(found: Tensor) -> Tensor:
             states = found.movedim(self.axis, -1)
             flat = states.reshape(len(states), -1, states.shape[-1]).clone()
-            rows = flat[:, self.skip :]
-            flat[:, self.skip :] = self.change(rows.flatten(0, 1)).to(rows).reshape(rows.shape)
+            flat[kept] = self.change(flat[kept]).to(flat)
             return flat.reshape(states.shape).movedim(-1, self.axis)
 
         with at_layer(self.module, self.layer, "output", changed):
@@ -300,9 +312,10 @@ class Spliced(nn.Module):
 
 def spliced_outputs(bench: Bench, change: Change) -> Tensor:
     """The task's outputs (N, C) with the layer changed."""
-    task = bench.task
+    task, kept = bench.task, bench.kept
     model = Spliced(task.predictor.model, bench, change)
-    return task.predictor.with_model(model, task.predictor.output).outputs(task.inputs, task.side)
+    side = {**task.side, "kept": kept} if isinstance(task.side, dict) else (*task.side, kept)
+    return task.predictor.with_model(model, task.predictor.output).outputs(task.inputs, side)
 
 
 def losses(bench: Bench, outputs: Tensor) -> Tensor:

@@ -101,20 +101,6 @@ def damaged(dictionary: Dictionary, share: float, key: Key) -> Dictionary:
     return replace(dictionary, encoder=encoder, decoder=decoder)
 
 
-def jittered(dictionary: Dictionary, sigma: float, key: Key) -> Dictionary:
-    """Encoder and decoder times N(1, sigma^2): what should change no judgement."""
-    ids = torch.arange(len(dictionary.decoder), device=dictionary.decoder.device)
-
-    def moved(name: str, tensor: Tensor) -> Tensor:
-        return tensor * (1 + sigma * normal(key / name, ids, 0, tensor.shape[1]).to(tensor))
-
-    return replace(
-        dictionary,
-        encoder=moved("encoder", dictionary.encoder),
-        decoder=moved("decoder", dictionary.decoder),
-    )
-
-
 def ladder(recipe: Recipe, bench: Bench) -> dict[str, Maker]:
     """Dictionaries whose order is known: trained for less, or with more and more random atoms."""
 

@@ -103,7 +103,7 @@ def effect(subject: Subject) -> Tensor:
             "atoms are switched over a layer's last axis; this one has its units elsewhere"
         )
     few = bench.task[:SAMPLES]
-    seen = subject.codes[: len(few) * bench.states.shape[1]]
+    seen = subject.codes[: int(bench.kept[: len(few)].sum())]
     busiest = seen.abs().sum(0).topk(min(SWITCHED, seen.shape[1])).indices
     switched = switch(few, Atoms(bench.layer, subject.dictionary, tuple(busiest.tolist())))
     claims = gradient(switched)
