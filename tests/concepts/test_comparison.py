@@ -84,6 +84,18 @@ def test_every_method_gets_what_it_is_fitted_on_or_says_why_not(head, train, tes
             method.fit(parts.train(), parts.head)
 
 
+def test_a_layer_without_positions_feeds_an_autoencoder():
+    """Two refusals pointed at each other: fit on positions, and collect without them."""
+    parts = vd.concepts.split(vd.tasks.load("digits")[:40])
+    rows, method = parts.train().take(slice(0, 200)), SAE(2, steps=3)
+    alone = method.fit(rows, parts.head)
+    again = vd.concepts.compare(rows, [method], test=parts.test(), head=parts.head)
+    assert torch.equal(again.concepts["sae"].vectors, alone.vectors)
+    assert len(vd.concepts.parsimony(method, rows, parts.test(), parts.head, counts=(1, 2)).errors()) == 2
+    with pytest.raises(NotApplicableError, match="kind 'positions'"):
+        vd.concepts.CRAFT(1).fit(rows, parts.head)
+
+
 def test_a_task_supplies_positions_and_crops():
     task = image_task()
     parts = vd.concepts.split(task)

@@ -11,7 +11,7 @@ import veridical as vd
 from tests.concepts.conftest import draw
 from tests.reference import surf as slow
 from veridical.concepts import Dictionary, Embeddings, Head, ice_eval, judge
-from veridical.concepts.methods import (
+from veridical.concepts import (
     CDISCO,
     CRAFT,
     ICA,
@@ -21,8 +21,7 @@ from veridical.concepts.methods import (
     SAE,
     KMeans,
 )
-from veridical.concepts.methods.craft import sobol_total
-from veridical.concepts.methods.decompositions import kmeans, right_singular, unmixing
+from veridical.concepts.methods.decompositions import kmeans, right_singular, sobol_total, unmixing
 from veridical.concepts.solvers import nnls
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError

@@ -15,21 +15,11 @@ from veridical.concepts.dictionary import Dictionary, load_saelens
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.materials import crop_embeddings, segment_embeddings
 from veridical.concepts.measures import ErrorSplit, Judgement, error_split, ice_eval, judge
-from veridical.concepts.methods import (
-    CDISCO,
-    CRAFT,
-    HUMCD,
-    ICA,
-    ICE,
-    MCD,
-    NMF,
-    PCA,
-    SAE,
-    ConceptMethod,
-    ConceptSHAP,
-    ConceptVectors,
-    KMeans,
-)
+from veridical.concepts.methods.base import ConceptMethod, ConceptVectors
+from veridical.concepts.methods.cshap import ConceptSHAP
+from veridical.concepts.methods.decompositions import CDISCO, CRAFT, ICA, ICE, NMF, PCA, KMeans
+from veridical.concepts.methods.mcd import HUMCD, MCD
+from veridical.concepts.methods.sae import SAE
 from veridical.concepts.plots import concept_grid, plot_parsimony, surrogate_against_model
 from veridical.concepts.positions import at_positions, unflatten
 from veridical.concepts.sanity_check import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,9 @@ from torch.nn.functional import adaptive_max_pool2d, conv2d, interpolate
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.dictionary import Dictionary
 from veridical.concepts.embeddings import Embeddings, Head, Kind
-from veridical.concepts.methods import METHODS, ConceptMethod
-from veridical.concepts.methods.base import needed
-from veridical.concepts.methods.craft import CRAFT
+from veridical.concepts.methods import METHODS
+from veridical.concepts.methods.base import ConceptMethod, needed
+from veridical.concepts.methods.decompositions import CRAFT
 from veridical.concepts.methods.mcd import HUMCD
 from veridical.concepts.splitting import Split, Tap, split
 from veridical.core.settings import mismatch
@@ -183,7 +183,7 @@ def segment_embeddings(
     if not len(image):
         raise InputError(f"no segment covers {smallest:.0%} of its image; lower smallest")
     view = MaskedModel(split.task.predictor.model, split.map_layer)
-    predictor = split.task.predictor.with_model(view, _same)
+    predictor = split.task.predictor.with_model(view, lambda output: output)
     found = [
         predictor.outputs(inputs[image[at]], (labels[image[at]] == number[at][:, None, None],))
         for at in torch.arange(len(image), device=inputs.device).split(4 * predictor.rows)
@@ -191,10 +191,6 @@ def segment_embeddings(
     outputs = split.task.predictor.outputs(inputs)[image]
     ids = torch.arange(len(image), device=inputs.device)
     return Embeddings(torch.cat(found), outputs, ids, kind="segments")
-
-
-def _same(answer: Tensor) -> Tensor:
-    return answer
 
 
 Entry = ConceptMethod | Concepts | Dictionary
@@ -220,21 +216,21 @@ def entries(given: Any) -> dict[str, Entry]:
         given = [given]
     elif mismatch(given, Sequence[Any]) is not None:
         raise InputError(f"concepts are several methods, names or concepts, got {given!r:.80}")
-    items: Sequence[Any] = list(given)
-    made = [_entry(item) for item in items]
-    names = [_name(item) for item in made]
-    labels = [
-        name
-        if names.count(name) == 1
-        else _with_settings(item, [o for o, n in zip(made, names, strict=True) if n == name])
-        for name, item in zip(names, made, strict=True)
-    ]
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
-        raise InputError(
-            f"two entries have one name and the same settings: {', '.join(twice)}; give a mapping from labels"
-        )
-    return dict(zip(labels, made, strict=True))
+    made = [_entry(item) for item in given]
+    found: dict[str, Entry] = {}
+    for item in made:
+        label = name = _name(item)
+        same = [other for other in made if _name(other) == name]
+        if isinstance(item, ConceptMethod):
+            own = {f.name: getattr(item, f.name) for f in fields(item)}
+            differ = [f"{n}={v}" for n, v in own.items() if any(getattr(o, n, None) != v for o in same)]
+            label = f"{name}({', '.join(differ)})" if differ else name
+        if label in found:
+            raise InputError(
+                f"two entries have one name and the same settings: {label}; give a mapping from labels"
+            )
+        found[label] = item
+    return found
 
 
 def _entry(item: Any) -> Entry:
@@ -256,16 +252,6 @@ def _name(item: Entry) -> str:
     return item.name if isinstance(item, ConceptMethod) else "dictionary"
 
 
-def _with_settings(item: Entry, rivals: Sequence[Entry]) -> str:
-    """The name with the settings in which it differs from others of its kind."""
-    if not isinstance(item, ConceptMethod):
-        return _name(item)
-    differ = [
-        f.name for f in fields(item) if any(getattr(o, f.name, None) != getattr(item, f.name) for o in rivals)
-    ]
-    return f"{item.name}({', '.join(f'{n}={getattr(item, n)}' for n in differ)})" if differ else item.name
-
-
 @dataclass(eq=False)
 class Materials:
     """The rows that methods are fitted on, by kind: given ones, and what a split model can supply."""
@@ -280,7 +266,7 @@ class Materials:
         own: dict[Kind, Embeddings] = {}
         if train.kind in (None, "pooled", "positions"):
             own["pooled"] = train.as_pooled()
-            if train.spatial:
+            if train.spatial or train.kind == "positions":
                 own["positions"] = train
         elif train.kind is not None:
             own[train.kind] = train
@@ -299,8 +285,7 @@ class Materials:
         if kind == "pooled":
             return parts.train()
         if kind == "positions":
-            # a layer with one vector per sample has one position
-            return parts.train(spatial=True) if parts.positions else replace(parts.train(), kind=kind)
+            return parts.train(spatial=parts.positions)
         size: Any = None
         images = parts.train().outputs, parts.task.train
         assert images[1] is not None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from veridical.concepts.embeddings import Embeddings, Head
+from veridical.concepts.embeddings import Embeddings, Head, Kind
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.functional.devices import on_host
 from veridical.models.predictor import Side, call, take_side
@@ -232,7 +232,9 @@ class Split:
             values = flat.reshape(len(flat), -1, self.head.dimension)
         if apart:
             values, seen = values[:, 1:], values[:, 0]
-        made = Embeddings(values, outputs, ids, labels, "positions" if spatial else "pooled", seen)
+        # a layer with one vector per sample has one position
+        kind: Kind = "positions" if spatial or not self.positions else "pooled"
+        made = Embeddings(values, outputs, ids, labels, kind, seen)
         self._check_linear(made)
         return made
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from veridical.concepts.concepts import Concepts, Linear, NonNegative, Projection, dual
 from veridical.concepts.embeddings import Embeddings, Head, Kind
@@ -48,6 +48,8 @@ class ConceptMethod(Settings):
     """Whether another seed may find other concepts."""
     nonnegative: ClassVar[bool] = False
     """Whether embeddings must not be negative."""
+    overcomplete: ClassVar[bool] = False
+    """Whether more concepts than dimensions make sense: clusters and atoms, but not directions of a basis."""
     reading: ClassVar[str] = "coordinates"
     """How concepts are read: `h . v`, coordinates in V, or non-negative ones."""
 
@@ -67,22 +69,20 @@ class ConceptMethod(Settings):
             return assemble(self.name, [one], head, self.reading, {}, shared=True)
         members = head.membership(embeddings.outputs)
         lively = embeddings.values.abs().flatten(1).amax(1) > 0
-        found: list[ConceptVectors | None] = []
+        found: list[ConceptVectors | None] = [None] * head.n_outputs
         flags: dict[int, str] = {}
         for output, count in enumerate(members.sum(0).tolist()):
             if count < self.n_concepts:
                 flags[output] = too_few(count, self.n_concepts)
-                found.append(None)
-                continue
-            if not bool(lively[members[:, output]].any()):
+            elif not bool(lively[members[:, output]].any()):
                 flags[output] = "all its embeddings are zero"
-                found.append(None)
-                continue
-            rows = embeddings.values[members[:, output]].reshape(-1, embeddings.dimension).double()
-            one = self.find(rows, head.weight[output], key / output)
-            if not len(one.vectors):
-                flags[output] = "no concept was found in its embeddings"
-            found.append(one if len(one.vectors) else None)
+            else:
+                rows = embeddings.values[members[:, output]].reshape(-1, embeddings.dimension).double()
+                one = self.find(rows, head.weight[output], key / output)
+                if len(one.vectors):
+                    found[output] = one
+                else:
+                    flags[output] = "no concept was found in its embeddings"
         refuse_if_none(len(flags) == head.n_outputs, self.n_concepts, len(embeddings))
         return assemble(self.name, found, head, self.reading, flags)
 
@@ -98,7 +98,7 @@ def check_embeddings(method: ConceptMethod, embeddings: Embeddings, head: Head, 
     embeddings.check_outputs(head)
     if not bool(embeddings.values.any()):
         raise InputError("all embeddings are zero: there is nothing to find concepts in")
-    if method.n_concepts > head.dimension:
+    if method.n_concepts > head.dimension and not method.overcomplete:
         raise InputError(
             f"{method.n_concepts} concepts were asked for in {head.dimension} dimensions, which hold at most "
             f"{head.dimension} directions; lower n_concepts"
@@ -150,28 +150,22 @@ def assemble(
     reading: str,
     flags: dict[int, str],
     shared: bool = False,
-    notes: tuple[str, ...] = (),
 ) -> Concepts:
     """Put the groups into one explanation; smaller dictionaries are filled up with zero vectors."""
-    kept = [item for item in found if item is not None]
-    count = max(len(item.vectors) for item in kept)
-    place = kept[0].vectors.device
+    kept = next(item for item in found if item is not None)
+    nothing = kept.vectors.new_zeros(0, head.dimension)
 
-    def laid(pick: Callable[[ConceptVectors], Tensor | None], *tail: int) -> Tensor | None:
-        if all(pick(item) is None for item in kept):
+    def laid(name: str, empty: Tensor) -> Tensor | None:
+        if getattr(kept, name) is None:
             return None
-        whole = torch.zeros(len(found), *tail, dtype=torch.float64, device=place)
-        for at, item in enumerate(found):
-            part = None if item is None else pick(item)
-            if part is not None:
-                whole[(at, slice(0, len(part)))] = part.double()
-        return whole
+        parts = [empty if item is None else getattr(item, name) for item in found]
+        return pad_sequence(parts, batch_first=True).double()
 
-    vectors = laid(lambda f: f.vectors, count, head.dimension)
-    centre = laid(lambda f: f.centre, head.dimension)
+    vectors = laid("vectors", nothing)
+    centre = laid("centre", nothing.new_zeros(head.dimension))
     # a shared dictionary brings the importances of all outputs as they are
-    given = None if shared else laid(lambda f: f.importances, count)
-    subspaces = laid(lambda f: f.subspaces, count)
+    given = None if shared else laid("importances", nothing[:, 0])
+    subspaces = laid("subspaces", nothing[:, 0])
     assert vectors is not None
     projection: Projection
     if reading == "nonnegative":
@@ -179,8 +173,8 @@ def assemble(
     else:
         projection = Linear(vectors if reading == "project" else dual(vectors), centre)
     if shared:
-        importances = head.weight @ vectors[0].T if kept[0].importances is None else kept[0].importances
+        importances = head.weight @ vectors[0].T if kept.importances is None else kept.importances
     else:
         importances = torch.einsum("cd,ckd->ck", head.weight, vectors) if given is None else given
     offset = torch.zeros_like(head.bias) if centre is None else (head.weight * centre).sum(-1)
-    return Concepts(name, vectors, importances, projection, offset, centre, flags, notes, subspaces)
+    return Concepts(name, vectors, importances, projection, offset, centre, flags, subspaces=subspaces)

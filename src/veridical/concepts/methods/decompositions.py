@@ -1,15 +1,19 @@
-"""Methods that factorise an output's embeddings: PCA, ICA, K-Means, NMF, ICE, CDISCO."""
+"""Methods that factorise an output's embeddings: PCA, ICA, K-Means, NMF, ICE, CRAFT, CDISCO."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from veridical.concepts.methods.base import ConceptMethod, ConceptVectors
-from veridical.core.allowed import Count
+from veridical.concepts.solvers import nnls
+from veridical.core.allowed import MANY, Count, NotNegative, PartOf, Within
 from veridical.core.key import Key, normal, uniform
 
 
@@ -53,31 +57,25 @@ class PCA(ConceptMethod):
         return ConceptVectors(oriented(vectors, rows), centre=centre)
 
 
-_SETTLED = 1e-6
-
-
 def unmixing(white: Tensor, key: Key, steps: int) -> Tensor:
-    """FastICA on whitened rows (n, K): all components at once, contrast log cosh (Hyvarinen 1999).
+    """FastICA on whitened rows (n, K) by scikit-learn: all components at once, contrast log cosh."""
+    from sklearn.decomposition import FastICA
 
-    `W <- sym(E[g(W x) x^T] - diag(E[g'(W x)]) W)` with g = tanh, where sym makes rows orthonormal.
-    """
-    count = white.shape[1]
-    ids = torch.arange(count, device=white.device)
-    turn = _orthonormal(normal(key, ids, 0, count, torch.float64))
-    for _ in range(steps):
-        curved = torch.tanh(white @ turn.T)
-        slope = (1 - curved.square()).mean(0)
-        after = _orthonormal(curved.T @ white / len(white) - slope[:, None] * turn)
-        moved = 1 - (after * turn).sum(-1).abs()
-        turn = after
-        if bool((moved < _SETTLED).all()):
-            break
-    return turn
+    width = white.shape[1]
+    start = normal(key, torch.arange(width), 0, width, torch.float64).numpy()
+    solver = FastICA(whiten=False, w_init=start, max_iter=steps, tol=1e-6)
+    with _quiet():
+        return torch.from_numpy(solver.fit(white.cpu().numpy()).components_).to(white)
 
 
-def _orthonormal(matrix: Tensor) -> Tensor:
-    left, _, right = torch.linalg.svd(matrix)
-    return left @ right
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning that the last of many small steps was not made: it decides nothing."""
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
 
 
 @dataclass(frozen=True)
@@ -114,25 +112,18 @@ def spread_starts(rows: Tensor, count: int, key: Key) -> Tensor:
     return centres
 
 
-def lloyd(rows: Tensor, centres: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Move centres to the mean of their rows until they stay; a cluster that empties keeps its centre."""
-    for _ in range(steps):
-        owner = torch.cdist(rows, centres).argmin(1)
-        share = torch.nn.functional.one_hot(owner, len(centres)).to(rows)
-        counts = share.sum(0)
-        moved = torch.where((counts > 0)[:, None], (share.T @ rows) / counts.clamp(min=1)[:, None], centres)
-        if torch.equal(moved, centres):
-            break
-        centres = moved
-    distance, owner = torch.cdist(rows, centres).min(1)
-    return centres, owner, distance.square().sum()
-
-
 def kmeans(rows: Tensor, count: int, key: Key, starts: int = 4, steps: int = 100) -> tuple[Tensor, Tensor]:
-    """Centres (K, D) and the cluster of each row: the best of some starts by the sum of squared distances."""
-    tries = [lloyd(rows, spread_starts(rows, count, key / start), steps) for start in range(starts)]
-    best = int(torch.stack([loss for _, _, loss in tries]).argmin())
-    return tries[best][0], tries[best][1]
+    """Centres (K, D) and the cluster of each row by scikit-learn: the best of some starts by inertia."""
+    from sklearn import cluster
+
+    given, tries = rows.cpu().numpy(), []
+    for start in range(starts):
+        first = spread_starts(rows, count, key / start).cpu().numpy()
+        solver = cluster.KMeans(count, init=first, n_init=1, max_iter=steps, tol=0.0, algorithm="lloyd")
+        with _quiet():
+            tries.append(solver.fit(given))
+    best = min(tries, key=lambda found: found.inertia_)
+    return torch.from_numpy(best.cluster_centers_).to(rows), torch.from_numpy(best.labels_).long()
 
 
 @dataclass(frozen=True)
@@ -141,6 +132,7 @@ class KMeans(ConceptMethod):
 
     name = "kmeans"
     stochastic = True
+    overcomplete = True
     starts: Count = 4
     """Starts, of which the best clustering is kept."""
 
@@ -154,11 +146,9 @@ def nmf(rows: Tensor, count: int, steps: int = 1000, ridge: float = 0.0) -> tupl
     Minimises `||X - U W||^2 / 2 + ridge (D ||U||^2 + n ||W||^2) / 2`.
     """
     from sklearn import decomposition
-    from sklearn.exceptions import ConvergenceWarning
 
     solver = decomposition.NMF(count, init="nndsvda", tol=1e-6, max_iter=steps, alpha_W=ridge, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the last of many small steps decides nothing
+    with _quiet():
         weights = solver.fit_transform(rows.double().cpu().numpy())
     return torch.from_numpy(weights).to(rows.device), torch.from_numpy(solver.components_).to(rows.device)
 
@@ -219,3 +209,57 @@ def _spread(values: Tensor) -> Tensor:
     """The standard deviation; 1 where there is nothing to scale."""
     spread = values.std(-1, correction=0, keepdim=True)
     return spread + (spread == 0)
+
+
+def sobol_total(pull: Tensor, designs: int | None = None) -> Tensor:
+    """Total Sobol indices (N, K) of `y(m) = sum_k m_k pull_k` under masks m ~ U[0, 1]^K.
+
+    `y` is a sum of independent terms, so that the index of each is its share of the variance,
+    `pull_k^2 / sum pull^2`. With designs they are estimated by Jansen on Halton's points,
+    `S_k = sum_j (y(a_j) - y(a_j with k from b_j))^2 / (2 n var y)`: no masked embedding has to be built for
+    that either. Rows without any pull are 0.
+    """
+    if designs is None:
+        moved = pull.square()
+        variance = moved.sum(-1, keepdim=True)
+    else:
+        from scipy.stats import qmc
+
+        # from the second point on: the first is the origin
+        halton = qmc.Halton(2 * pull.shape[1], scramble=False).fast_forward(1)
+        points = torch.from_numpy(halton.random(designs)).to(pull.device)
+        a, b = points.chunk(2, 1)
+        moved = (a - b).square().mean(0) / 2 * pull.square()
+        variance = (pull @ a.T).var(-1, correction=0, keepdim=True)
+    return torch.where(variance > 0, moved / variance.clamp(min=1e-300), 0.0)
+
+
+@dataclass(frozen=True)
+class CRAFT(ConceptMethod):
+    """CRAFT (Fel et al. 2023): NMF with a ridge, non-negative codes, Sobol total indices as importances.
+
+    Fit it on `crop_embeddings(split, train images, size)`. On a linear head the index is known exactly,
+    `(u_k f . w_k)^2` as a share of its sum; `designs=32` estimates it as the paper does, by Jansen.
+    """
+
+    name = "craft"
+    fits_on = "crops"
+    nonnegative = True
+    reading = "nonnegative"
+    ridge: NotNegative = 1e-2
+    """Weight of the ridge on both factors."""
+    designs: Annotated[int, Within(2, MANY)] | None = None
+    """Points at which the indices are estimated; None takes their exact values."""
+    steps: Count = 1000
+    """Steps of the solver at most."""
+    crop_share: PartOf = 0.5
+    """Side of a crop as a share of the image's shorter side, where no other crops are given."""
+
+    def find(self, rows: Tensor, weight: Tensor, key: Key) -> ConceptVectors:
+        parts = _living(nmf(rows, self.n_concepts, self.steps, self.ridge)[1])
+        if not len(parts):  # the ridge outweighs embeddings as small as these
+            return ConceptVectors(parts)
+        codes = nnls((parts @ parts.T)[None], (rows @ parts.T)[None])[0]
+        weights = weight if weight.dim() == 2 else weight[None]
+        found = [sobol_total(codes * pull, self.designs).mean(0) for pull in weights @ parts.T]
+        return ConceptVectors(parts, torch.stack(found) if weight.dim() == 2 else found[0])

@@ -31,6 +31,7 @@ class SAE(ConceptMethod):
     name = "sae"
     stochastic = True
     fits_on = "positions"
+    overcomplete = True
     activation: Activation = "topk"
     """What keeps codes sparse: "topk" or "relu"."""
     steps: Count = 2000
