@@ -179,7 +179,7 @@ def cshap_eval(
     values = sample_errors(answer, embeddings, head, width)
     count = concepts.vectors.shape[1]
     facts = {
-        "parameters": cshap_parameters(count, head.dimension, training.hidden),
+        "parameters": sum(p.numel() for p in network.parameters),  # those that are trained
         "flops": cshap_flops(head.n_outputs, count, head.dimension, training.hidden),
     }
     loss = "CEL" if training.loss == "cross_entropy" else "L1"
@@ -188,17 +188,15 @@ def cshap_eval(
 
 
 def learned_measures(
-    fitted_on: Embeddings | None = None,
+    fitted_on: Embeddings | None = None, plain: bool = False
 ) -> dict[str, Callable[[Concepts, Embeddings, Head, Key], Judgement]]:
-    """C-SHAP-Eval under both losses, as measures for `veridical.concepts.sanity`."""
+    """C-SHAP-Eval under both losses, as measures for `veridical.concepts.sanity`; `plain` is as published."""
 
-    def measure(training: Training) -> Callable[[Concepts, Embeddings, Head, Key], Judgement]:
+    def measure(loss: Loss) -> Callable[[Concepts, Embeddings, Head, Key], Judgement]:
+        training = Training(loss=loss, plain=plain)
         return lambda concepts, rows, head, key: cshap_eval(concepts, rows, head, fitted_on, training, key)
 
-    return {
-        "C-SHAP-Eval (CEL)": measure(Training(loss="cross_entropy")),
-        "C-SHAP-Eval (L1)": measure(Training(loss="l1")),
-    }
+    return {"C-SHAP-Eval (CEL)": measure("cross_entropy"), "C-SHAP-Eval (L1)": measure("l1")}
 
 
 def _spread(values: Tensor) -> float:

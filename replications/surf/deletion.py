@@ -63,9 +63,17 @@ class DeletionCurve:
         return f"Deletion in {self.space} space, {self.quantity} after each concept: {curve}"
 
 
-def importance_order(concepts: Concepts) -> Tensor:
-    """Concepts of each output (C, K), the most important by magnitude first."""
-    return concepts.importances.abs().argsort(dim=-1, descending=True, stable=True)
+def members(concepts: Concepts) -> Tensor:
+    """Which vectors (C, concepts, K) each concept of an output consists of, the most important concept first.
+
+    A concept is one vector, or a subspace with all vectors of its basis, as important as the length of
+    their importances.
+    """
+    owners = concepts.owners.expand(concepts.n_outputs, -1)
+    own = torch.nn.functional.one_hot(owners).mT * concepts.present.long()[:, None]
+    size = (own * concepts.importances.square()[:, None]).sum(-1)
+    order = size.argsort(dim=-1, descending=True, stable=True)
+    return own.gather(1, order[..., None].expand_as(own)).bool()
 
 
 def _check_classifier(head: Head) -> None:
@@ -79,7 +87,7 @@ def _check_classifier(head: Head) -> None:
 def concept_deletion(concepts: Concepts, embeddings: Embeddings, head: Head) -> DeletionCurve:
     """CRAFT's proxy: set codes to zero, rebuild, and read the logit of the predicted class."""
     _check_classifier(head)
-    order = importance_order(concepts)
+    belongs = members(concepts)
     weights, offset = concepts.weights_of(head), concepts.reconstructed_offset(head) + head.bias
     curves, owners = [], []
     for piece in chunks(len(embeddings), concepts.vectors[..., 0].numel()):
@@ -88,7 +96,7 @@ def concept_deletion(concepts: Concepts, embeddings: Embeddings, head: Head) -> 
         codes = concepts.project(h)
         every = torch.arange(len(h), device=h.device)
         own = codes[every, 0 if concepts.shared else owner] * weights[owner]
-        gone = own.gather(1, order[owner]).cumsum(-1)
+        gone = (own[:, None] * belongs[owner]).sum(-1).cumsum(-1)
         whole = own.sum(-1, keepdim=True) + offset[owner][:, None]
         curves.append(torch.cat([whole, whole - gone], -1))
         owners.append(owner)
@@ -101,15 +109,15 @@ def weight_deletion(concepts: Concepts, embeddings: Embeddings, head: Head) -> D
     The weights that belong to a concept are the head's component along it; those of all outputs go.
     """
     _check_classifier(head)
-    order = importance_order(concepts)
+    belongs = members(concepts)
     owner = head.outputs(embeddings.pooled).argmax(1)
-    count = order.shape[1]
+    count = belongs.shape[1]
     values = torch.ones(len(embeddings), count + 1, dtype=torch.float64, device=embeddings.values.device)
     for output in owner.unique().tolist():
         rows = embeddings.pooled[owner == output].double()
-        own = concepts.vectors[0 if concepts.shared else output][order[output]]
+        own = concepts.vectors[0 if concepts.shared else output]
         for k in range(1, count + 1):
-            basis = _basis(own[:k])
+            basis = _basis(own[belongs[output, :k].any(0)])
             left = head.weight - (head.weight @ basis.T) @ basis
             kept = (rows @ left.T + head.bias).argmax(1) == output
             values[owner == output, k] = kept.double()
@@ -147,8 +155,11 @@ def pixel_deletion(
     codes = concepts.project(maps.vectors).reshape(*maps.values.shape[:2], *concepts.vectors.shape[:2])
     every = torch.arange(len(inputs), device=inputs.device)
     own = codes[every, :, 0 if concepts.shared else owner]
-    order = importance_order(concepts)[owner]
-    own = own.gather(2, order[:, None].expand(-1, own.shape[1], -1))
+    if concepts.subspaces is not None:
+        own = own.square()  # of a subspace the length of its codes counts
+    own = torch.einsum("njk,nck->njc", own, members(concepts)[owner].to(own))
+    if concepts.subspaces is not None:
+        own = own.sqrt()
     active = (own > share * own.amax(1, keepdim=True)) & (own > 0)
     gone = active.cumsum(-1) > 0
     count = gone.shape[-1]

@@ -10,7 +10,6 @@ from scipy.stats import qmc
 import veridical as vd
 from tests.concepts.conftest import draw
 from tests.reference import surf as slow
-from veridical.concepts import Dictionary, Embeddings, Head, ice_eval, judge
 from veridical.concepts import (
     CDISCO,
     CRAFT,
@@ -19,7 +18,12 @@ from veridical.concepts import (
     NMF,
     PCA,
     SAE,
+    Dictionary,
+    Embeddings,
+    Head,
     KMeans,
+    ice_eval,
+    judge,
 )
 from veridical.concepts.methods.decompositions import kmeans, right_singular, sobol_total, unmixing
 from veridical.concepts.solvers import nnls

@@ -177,6 +177,7 @@ def test_the_plateau_is_where_more_concepts_stop_paying():
     assert plateau([1, 2, 3], [1.0, 1.0, 1.0]) == 1
     assert plateau([1, 2, 3], [1.0, 2.0, 3.0]) == 1
     assert plateau([1, 2, 3], [9.0, 6.0, 3.0]) is None  # it still falls
+    assert plateau([1, 2, 5], [0.7, 0.3, 0.0]) == 5  # nothing is left
     with pytest.raises(InputError, match="one error per count"):
         plateau([1], [])
     for bad in (float("nan"), float("inf")):

@@ -16,7 +16,7 @@ from replications.surf.cshap_eval import (
     cshap_parameters,
     learned_measures,
 )
-from replications.surf.deletion import concept_deletion, pixel_deletion, weight_deletion
+from replications.surf.deletion import concept_deletion, members, pixel_deletion, weight_deletion
 from tests.concepts.conftest import draw
 from tests.concepts.test_upper_bound import pooled_task
 from veridical.concepts import Concepts, Head, perfect, random_importances
@@ -102,6 +102,29 @@ def test_deleting_concepts_by_hand(head, test):
             float(head.weight[owner] @ rebuilt + head.bias[owner])
         )
     assert "class logit" in repr(curve)
+
+
+def test_subspaces_are_deleted_whole(head, train, test):
+    """MCD's concepts were deleted vector by vector: 26 steps for 3 of them."""
+    concepts = vd.concepts.MCD(2, dimension_share=0.01).fit(train, head)
+    assert concepts.vectors.shape[1] > 2
+    for curve in (concept_deletion(concepts, test, head), weight_deletion(concepts, test, head)):
+        assert curve.values.shape == (len(test), 3)
+    rebuilt = head.bias + concepts.weights_of(head).new_zeros(1)
+    owner = head.outputs(test.values).argmax(1)
+    assert torch.allclose(concept_deletion(concepts, test, head).values[:, -1], rebuilt[owner])
+    first = members(concepts)[1, 0]
+    assert len(concepts.owners[1][first].unique()) == 1
+    sizes = [float(concepts.importances[1][concepts.owners[1] == k].norm()) for k in (0, 1)]
+    assert float(concepts.importances[1][first].norm()) == pytest.approx(max(sizes))
+
+
+def test_parameters_are_those_that_are_trained(head, test):
+    """17,032 were printed where 6,010 were trained, and the published training could not be asked for."""
+    one = learned_measures(test)["C-SHAP-Eval (L1)"](perfect(head), test, head, Key(0))
+    published = learned_measures(test, plain=True)["C-SHAP-Eval (L1)"](perfect(head), test, head, Key(0))
+    assert published.parameters == cshap_parameters(1, head.dimension)
+    assert one.parameters == cshap_parameters(1, head.n_outputs)
 
 
 def test_deleting_weights_removes_the_span(head, test):

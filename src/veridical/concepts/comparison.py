@@ -440,7 +440,8 @@ def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0
     """The fewest concepts whose error is within a share of the whole improvement of the best one.
 
     `error(K) <= best + tolerance (first - best)`. A curve that never improves has its plateau at the start;
-    one that still falls at its end has none (None): more concepts would tell. Nor has a single point.
+    one that still falls at its end has none (None): more concepts would tell, unless its end is an error of
+    0. Nor has a single point.
 
     >>> plateau([1, 2, 4, 8], [10.0, 4.0, 1.2, 1.0])
     4
@@ -452,7 +453,7 @@ def plateau(counts: Sequence[int], errors: Sequence[float], tolerance: float = 0
     best = min(errors)
     enough = best + tolerance * max(0.0, errors[0] - best)
     found = next(k for k, error in zip(counts, errors, strict=True) if error <= enough + 1e-12)
-    return None if found == counts[-1] else found
+    return None if found == counts[-1] and (best > 1e-12 or len(counts) == 1) else found
 
 
 @dataclass(frozen=True, eq=False, repr=False)

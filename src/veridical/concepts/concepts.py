@@ -148,6 +148,13 @@ class Concepts:
         return self.vectors.abs().amax(-1) > 0
 
     @property
+    def owners(self) -> Tensor:
+        """The concept (G, K) that each vector belongs to: itself, or the subspace that it helps to span."""
+        if self.subspaces is not None:
+            return self.subspaces.long()
+        return torch.arange(self.vectors.shape[1], device=self.vectors.device).expand(len(self.vectors), -1)
+
+    @property
     def charged(self) -> float:
         """Concepts shown for an output that has any, on average; of a sparse code those that are active."""
         active = getattr(self.projection, "active", None)
