@@ -17,7 +17,7 @@ from veridical.data import embedded, files, reviews, tasks, training
 from veridical.data.networks import SeriesLSTM, mlp
 from veridical.data.tasks import ENTRIES, _maker
 from veridical.data.training import Data, Recipe, cache_folder, fit, initialise, split, trained
-from veridical.errors import FormatError, InputError, MissingExtraError, UnknownNameError
+from veridical.errors import FormatError, MissingExtraError
 
 NAMES = sorted(embedded.SHIPPED)
 
@@ -74,13 +74,6 @@ def test_the_names_print_as_a_table():
     assert all(line.count("data: ") == 1 for line in names.values())
 
 
-def test_mistakes_are_told():
-    with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
-        vd.tasks.load("digit")
-    with pytest.raises(InputError, match="at least one sample"):
-        vd.tasks.load("digits", samples=0)
-
-
 # --- reviews --------------------------------------------------------------------------------------------
 
 
@@ -128,11 +121,6 @@ def test_padding_is_no_feature_and_has_no_effect():
     with torch.no_grad():
         assert torch.allclose(task.model(shorter), task.model(task.inputs), atol=1e-5)
     assert task.space.feature_name(0, 0) in reviews.VOCABULARY
-
-
-def test_embeddings_of_reviews_answer_alike():
-    task = vd.tasks.load("reviews", samples=6)
-    assert torch.allclose(task.at_embeddings().outputs, task.outputs, atol=1e-6)
 
 
 # --- training again -------------------------------------------------------------------------------------
@@ -351,12 +339,6 @@ def test_efficientnet_has_the_published_shape():
     small = embedded.EfficientNetLite0(size=64).eval()
     with torch.no_grad():
         assert small(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
-
-
-def test_same_padding_follows_tensorflow():
-    assert embedded._same(224, 3, 2) == (0, 1, 0, 1)
-    assert embedded._same(7, 5, 1) == (2, 2, 2, 2)
-    assert embedded._same(7, 1, 1) == (0, 0, 0, 0)
 
 
 # --- the catalogue --------------------------------------------------------------------------------------

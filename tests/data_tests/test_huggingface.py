@@ -1,4 +1,4 @@
-"""Classifiers in Hugging Face's layout, from folders the tests make, random and really trained."""
+"""Classifiers in Hugging Face's layout, from folders of random weights that the tests make."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 import veridical as vd
 from veridical.data import load_task
-from veridical.errors import FormatError, InputError, MissingExtraError, NotApplicableError, VeridicalWarning
+from veridical.errors import FormatError, InputError, NotApplicableError, VeridicalWarning
 
 pytestmark = pytest.mark.extras
 
@@ -24,16 +24,8 @@ WORDS = [*SPECIAL, *DECISIVE[0], *DECISIVE[1], *NEUTRAL]
 NAMES = {0: "negative", 1: "positive"}
 
 
-def sentences(count, seed):
-    """Sentences of neutral words with one that decides, and their classes."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 2, count)
-    texts = []
-    for label in labels:
-        words = list(rng.choice(NEUTRAL, rng.integers(2, 6)))
-        words.insert(rng.integers(0, len(words) + 1), str(rng.choice(DECISIVE[label])))
-        texts.append(" ".join(words))
-    return texts, labels
+TEXTS = ["the good film", "a bad plot", "good", "the plot the film bad"]
+LABELS = [1, 0, 1, 0]
 
 
 @pytest.fixture(scope="module")
@@ -62,82 +54,42 @@ def random_bert(tmp_path_factory, transformers):
     return folder
 
 
-@pytest.fixture(scope="module")
-def trained_bert(tmp_path_factory, random_bert, transformers):
-    """The same classifier after some seconds of training on sentences."""
-    folder = tmp_path_factory.mktemp("trained")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(random_bert)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(random_bert).train()
-    texts, labels = sentences(128, 1)
-    batch, truth = tokenizer(texts, padding=True, return_tensors="pt"), torch.tensor(labels)
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(40):
-        loss = torch.nn.functional.cross_entropy(model(**batch).logits, truth)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def reviews(tmp_path):
-    texts, labels = sentences(60, 2)
-    rows = [{"text": text, "label": NAMES[int(label)]} for text, label in zip(texts, labels, strict=True)]
+    rows = [{"text": text, "label": NAMES[label]} for text, label in zip(TEXTS, LABELS, strict=True)]
     path = tmp_path / "reviews.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path, texts, labels
-
-
-def accuracy(task):
-    return float((task.predictions == task.labels).double().mean())
+    return path
 
 
 # --- texts ----------------------------------------------------------------------------------------------
 
 
-def test_a_trained_text_classifier_on_a_file_of_reviews(trained_bert, reviews):
-    path, texts, labels = reviews
-    task = load_task(trained_bert, path, train=path)
-    assert task.name == f"{trained_bert.name} on reviews"
-    assert task.labels.tolist() == labels.tolist()
-    assert accuracy(task) > 0.9
-    assert task.train.shape == task.inputs.shape
-    assert task.train_labels.tolist() == labels.tolist()
+def test_texts_are_classified_as_transformers_does(random_bert, reviews, transformers):
+    task = load_task(random_bert, reviews, train=reviews)
+    assert task.name == f"{random_bert.name} on reviews"
+    assert task.labels.tolist() == task.train_labels.tolist() == LABELS
+    assert torch.equal(task.train, task.inputs)
     # special tokens and padding are no features
-    assert task.space.valid.sum(1).tolist() == [len(text.split()) for text in texts]
-    values = vd.explain("occlusion", task).values.masked_fill(~task.space.valid, -torch.inf)
-    # one class may be what the model answers to no cue at all; wherever a word matters, it is a cue
-    matters = values.amax(1) > 1
-    found = [
-        task.space.feature_name(int(values[row].argmax()), row) for row in matters.nonzero()[:, 0].tolist()
-    ]
-    assert len(found) > 20
-    assert all(word in (*DECISIVE[0], *DECISIVE[1]) for word in found)
-
-
-def test_random_weights_answer_as_transformers_does(random_bert, reviews, transformers):
-    path, texts, _ = reviews
-    task = load_task(random_bert, path, samples=5)
+    assert task.space.valid.sum(1).tolist() == [len(text.split()) for text in TEXTS]
+    assert task.space.feature_name(2, 0) == "good"
     model = transformers.AutoModelForSequenceClassification.from_pretrained(random_bert).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(random_bert)
     with torch.no_grad():
-        for row, number in enumerate(task.ids.tolist()):
-            alone = model(**tokenizer(texts[number], return_tensors="pt")).logits[0]
+        for row, text in enumerate(TEXTS):
+            alone = model(**tokenizer(text, return_tensors="pt")).logits[0]
             assert torch.allclose(task.outputs[row], alone, atol=1e-5)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "npz"])
 def test_texts_and_labels_come_in_any_format(random_bert, reviews, tmp_path, suffix):
-    path, texts, labels = reviews
     other = tmp_path / f"reviews.{suffix}"
-    frame = pd.DataFrame({"words": texts, "truth": labels, "stars": labels * 4.0})
+    frame = pd.DataFrame({"words": TEXTS, "truth": LABELS, "stars": 4.0})
     if suffix == "npz":
-        np.savez(other, x=np.array(texts), truth=labels)
+        np.savez(other, x=np.array(TEXTS), truth=LABELS)
     else:
         frame.to_csv(other, index=False) if suffix == "csv" else frame.to_parquet(other)
-    task, expected = load_task(random_bert, other, labels="truth"), load_task(random_bert, path)
+    task, expected = load_task(random_bert, other, labels="truth"), load_task(random_bert, reviews)
     assert torch.equal(task.inputs, expected.inputs)
     assert torch.equal(task.labels, expected.labels)
 
@@ -176,7 +128,7 @@ def copy(folder, target):
 
 
 def test_a_folder_that_lacks_something_says_what(random_bert, tmp_path, reviews, transformers):
-    data = reviews[0]
+    data = reviews
     bare = copy(random_bert, tmp_path / "bare")
     (bare / "config.json").write_text("{")
     with pytest.raises(FormatError, match="not a classifier that transformers can read"):
@@ -204,7 +156,7 @@ def test_a_folder_that_lacks_something_says_what(random_bert, tmp_path, reviews,
 
 
 def test_pickled_weights_and_code_in_a_folder_are_refused(random_bert, tmp_path, reviews, transformers):
-    data = reviews[0]
+    data = reviews
     folder = copy(random_bert, tmp_path / "pickled")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
@@ -222,20 +174,12 @@ def test_pickled_weights_and_code_in_a_folder_are_refused(random_bert, tmp_path,
     assert not witness.exists()
 
 
-def test_the_missing_extra_is_named(random_bert, reviews, monkeypatch):
-    import veridical.data.files as packages
-
-    monkeypatch.setattr(packages, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'veridical\[text\]'"):
-        load_task(random_bert, reviews[0])
-
-
 # --- images ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def trained_vit(tmp_path_factory, transformers):
-    """A small vision transformer that learned which half of a picture is bright."""
+def vit(tmp_path_factory, transformers):
+    """A small vision transformer with an image processor."""
     folder = tmp_path_factory.mktemp("vit")
     config = transformers.ViTConfig(
         hidden_size=16,
@@ -245,21 +189,10 @@ def trained_vit(tmp_path_factory, transformers):
         image_size=16,
         patch_size=4,
         id2label={0: "left", 1: "right"},
-        label2id={"left": 0, "right": 1},
     )
     torch.manual_seed(0)
-    model = transformers.ViTForImageClassification(config).train()
-    processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
-    images, labels = zip(*(picture(seed) for seed in range(64)), strict=True)
-    pixels, truth = processor(list(images), return_tensors="pt")["pixel_values"], torch.tensor(labels)
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(40):
-        loss = torch.nn.functional.cross_entropy(model(pixel_values=pixels).logits, truth)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
     return folder
 
 
@@ -290,21 +223,20 @@ def mask_of(image, label):
     return Image.fromarray(pixels)
 
 
-def test_a_trained_image_classifier_on_a_folder(trained_vit, halves, transformers):
-    task = load_task(trained_vit, halves, masks=halves.parent / "masks", train=halves, samples=20)
+def test_images_are_prepared_by_the_folders_own_processor(vit, halves, transformers):
+    task = load_task(vit, halves, masks=halves.parent / "masks", train=halves, samples=20)
     assert task.inputs.shape == (20, 3, 16, 16)
-    assert accuracy(task) > 0.9
     assert task.train.shape == (24, 3, 16, 16)
     # the mask went through the same preparation: it is the bright half
     bright = task.inputs.mean(1).reshape(20, -1) > 0
     assert float((task.masks == bright).double().mean()) > 0.9
     files = sorted(halves.rglob("*.png"))
-    processor = transformers.AutoImageProcessor.from_pretrained(trained_vit)
+    processor = transformers.AutoImageProcessor.from_pretrained(vit)
     rows = processor([Image.open(file) for file in files], return_tensors="pt")["pixel_values"]
-    assert torch.allclose(load_task(trained_vit, halves).inputs, rows, atol=1e-6)
+    assert torch.allclose(load_task(vit, halves).inputs, rows, atol=1e-6)
 
 
-def test_our_own_rule_prepares_images_like_the_folder_says(trained_vit, halves, transformers):
+def test_our_own_rule_prepares_images_like_the_folder_says(vit, halves, transformers):
     from veridical.data.images import image_rule, read_image
 
     file = next(halves.rglob("*.png"))
@@ -318,8 +250,8 @@ def test_our_own_rule_prepares_images_like_the_folder_says(trained_vit, halves, 
         ),
     ]
     for processor in kinds:
-        processor.save_pretrained(trained_vit / "other")
-        rule = image_rule(trained_vit / "other" / "preprocessor_config.json")
+        processor.save_pretrained(vit / "other")
+        rule = image_rule(vit / "other" / "preprocessor_config.json")
         expected = processor(Image.open(file), return_tensors="pt")["pixel_values"][0].float()
         ours = read_image(file, **rule)
         assert ours.shape == expected.shape
@@ -347,19 +279,16 @@ def test_a_random_convolutional_network_on_photos(photos, tmp_path, transformers
         assert torch.allclose(task.outputs, model(pixel_values=task.inputs).logits, atol=1e-4)
 
 
-def test_mistakes_with_images_are_told(trained_vit, halves):
+def test_mistakes_with_images_are_told(vit, halves):
     with pytest.raises(InputError, match="the model classifies images"):
-        load_task(trained_vit, pd.DataFrame({"text": ["a"]}))
+        load_task(vit, pd.DataFrame({"text": ["a"]}))
     Image.new("RGB", (5, 5)).save(halves / "left" / "odd.png")
     (halves / "left" / "odd.png").write_text("no image")
     with pytest.raises(FormatError, match=r"odd\.png is not an image"):
-        load_task(trained_vit, halves)
+        load_task(vit, halves)
 
 
 # --- by from_huggingface ---------------------------------------------------------------------------------
-
-
-TEXTS = ["the good film", "a bad plot", "good", "the plot the film bad"]
 
 
 def test_a_removed_token_is_not_attended_to(random_bert, transformers):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.shapley import exact_shapley
 from veridical.data import Part, from_parts, values_by_part
-from veridical.errors import InputError, NotApplicableError, ShapeError
+from veridical.errors import InputError, NotApplicableError
 
 RNG = torch.Generator().manual_seed(0)
 IMAGES, COLUMNS = torch.randn(5, 1, 4, 4, generator=RNG), torch.randn(5, 3, generator=RNG)
@@ -73,17 +73,6 @@ def test_the_map_is_that_of_the_joint_game() -> None:
             return float(Both()(image, table)[0, 1].detach())
 
         np.testing.assert_allclose(found[i].numpy(), exact_shapley(game, 7), atol=1e-5)
-
-
-def test_a_map_comes_apart() -> None:
-    parts = picture_and_table()
-    task = from_parts(Both(), parts)
-    whole = vd.explain("exact_shapley", task)
-    apart = values_by_part(whole, parts)
-    assert {name: tuple(v.shape) for name, v in apart.items()} == {"image": (5, 4), "table": (5, 3)}
-    assert torch.equal(torch.cat(list(apart.values()), 1), whole.values)
-    with pytest.raises(ShapeError, match="the map has 7 features"):
-        values_by_part(whole, {"image": IMAGES, "table": COLUMNS})
 
 
 def test_gradients_go_through_parts_of_fractions() -> None:

@@ -12,7 +12,6 @@ import veridical as vd
 from tests.reference.fidelity import expected_fall
 from tests.reference.shapley import exact_shapley
 from veridical.data import known_answers
-from veridical.errors import UnknownNameError
 
 EXACT = ("linear", "interactions", "tiers", "planted_patch", "planted_window", "planted_tokens")
 
@@ -219,8 +218,3 @@ def test_colour_digits_cover_exactly_their_share(cache, share):
     assert (task.predictions == task.labels).double().mean() > 0.93
     for winner in answer.winners:
         assert hit_share(answer, explained(winner, task)) > 0.9, winner
-
-
-def test_unknown_answers_are_told():
-    with pytest.raises(UnknownNameError, match="did you mean 'tiers'"):
-        vd.tasks.known("tier")

@@ -59,14 +59,6 @@ def test_code_runs_only_when_allowed(net, monkeypatch):
     assert witness.exists()
 
 
-def test_a_builder_in_memory_needs_no_permission(net):
-    model, folder, witness = net
-    again = load_weights(folder / "net.safetensors", network)
-    assert torch.equal(again[0].weight, model[0].weight)
-    assert load_model(model).model is model
-    assert not witness.exists()
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -120,12 +112,6 @@ def test_pickled_models_are_never_read(tmp_path, capsys):
         read_weights(tmp_path / "none.pt")
 
 
-def test_weights_need_their_architecture(net):
-    _, folder, _ = net
-    with pytest.raises(InputError, match="--arch module:function"):
-        load_model(folder / "net.safetensors", allow_code=True)
-
-
 # --- estimators -----------------------------------------------------------------------------------------
 
 
@@ -148,24 +134,6 @@ def test_a_joblib_file_is_read_only_when_allowed(tmp_path, capsys):
 
 
 # --- which kind a path is -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "kind", "message"),
-    [
-        ("none.onnx", None, "there is no file or folder"),
-        ("owner/name", None, "on the hub is written hf:owner/name"),
-        (".", None, r"has no config\.json"),
-        ("model.h5", None, r"ends in '\.h5'; a model is a Hugging Face folder or a file that"),
-        ("model.h5", "keras", "kind is one of"),
-        ("gone", "huggingface", "there is no folder"),
-    ],
-)
-def test_paths_that_lead_to_no_model_are_told(tmp_path, monkeypatch, model, kind, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.h5").write_text("x")
-    with pytest.raises(InputError, match=message):
-        load_model(model, kind=kind)
 
 
 # --- tasks ----------------------------------------------------------------------------------------------
