@@ -12,37 +12,8 @@ from tests.reference.explainers import halving_order, owen_values
 from veridical.core.key import Key
 from veridical.core.space import Space
 from veridical.explainers import ExactShapley, PartitionShap
-from veridical.explainers.partition_shap import TOGETHER, Beside, halving_paths, rows_of_tree
+from veridical.explainers.partition_shap import TOGETHER, rows_of_tree
 from veridical.values.task import Task
-
-
-def order_of(paths: Tensor) -> list[int]:
-    """Features in the order of their tree, told by their paths: the first half before the second."""
-    read = [format(path, "020b")[::-1] for path in paths.tolist()]
-    return sorted(range(len(read)), key=lambda i: read[i])
-
-
-def test_the_tree_halves_the_longer_side() -> None:
-    row = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, 2.0], [0.0, 0.0]])
-    assert order_of(halving_paths(row[None])[0]) == [3, 1, 2, 0]
-    # two rows of four: first left and right, then up and down or left and right again
-    grid = torch.tensor([[[i, j] for i in range(2) for j in range(4)]], dtype=torch.float64)
-    assert order_of(halving_paths(grid)[0]) == [0, 1, 4, 5, 2, 3, 6, 7]
-    assert halving_paths(torch.zeros(1, 1, 1)).tolist() == [[0]]
-
-
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_trees_of_many_samples_at_once_are_those_of_each(axes: int) -> None:
-    drawn = torch.Generator().manual_seed(axes)
-    # places that are often level, so that the order of what is level counts
-    places = torch.randint(0, 6, (5, 41, axes), generator=drawn).double()
-    valid = torch.rand(5, 41, generator=drawn) < 0.8
-    valid[0], valid[1, 1:] = True, False
-    paths = halving_paths(places, valid)
-    for own, where, there in zip(paths, places, valid, strict=True):
-        expected = halving_order(where[there].numpy())
-        assert order_of(own[there]) == expected
-        assert len(set(own[there].tolist())) == len(expected)
 
 
 def test_rows_of_a_whole_tree() -> None:
@@ -113,8 +84,7 @@ def test_samples_and_masks_share_calls() -> None:
 def test_many_samples_are_explained_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     task = images(5)
     whole = PartitionShap(30)(task).values
-    # a tree of 64 features has 127 branches
-    monkeypatch.setattr(sys.modules[PartitionShap.__module__], "_NUMBERS_KEPT", 2 * 128)
+    monkeypatch.setattr(sys.modules[PartitionShap.__module__], "_MASKED_FEATURES", 2 * TOGETHER * 64)
     assert [len(piece) for piece in PartitionShap(30)._pieces(task)] == [2, 2, 1]
     torch.testing.assert_close(PartitionShap(30)(task).values, whole, rtol=0, atol=1e-9)
 
@@ -223,21 +193,6 @@ def test_a_gpu_gives_the_maps_of_a_cpu_again_and_again(task: Task) -> None:
     expected, *found = (PartitionShap(90)(each).values.cpu() for each in (task, there, there))
     torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-6)
     assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("features", [40_000, 70_000])
-def test_masks_of_many_features(features: int) -> None:
-    # from 2^15 features on the last bit of a path is the sign of 16
-    paths = halving_paths(torch.arange(features).double()[None, :, None])
-    small = paths.to(torch.int16 if features <= 2**16 else torch.int32)
-    order = order_of(paths[0])
-    assert order == list(range(features))
-    # the branch of feature 12345, where at some depths the other half is there
-    branch, there = paths[:, [12345]], torch.tensor([[0b1001_0110_1101_0011]])
-    kept = ~Beside(small, branch.to(small), there.to(small)).removed(slice(0, 1), slice(0, 1))[0, 0]
-    apart = (paths[0] ^ branch[0]).tolist()
-    expected = [bool(there[0, 0] >> (x & -x).bit_length() - 1 & 1) if x else False for x in apart]
-    assert kept.tolist() == expected
 
 
 def by_shap(task: Task, budget: int) -> Tensor:

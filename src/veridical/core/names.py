@@ -22,7 +22,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.explainers.layout": ("", "Cells as_features asks_prompts at_logits at_response few_cells grid_cells lengths over_input passes places pooled reading_places resized spatial_axes spatial_size time_axis"),
     "veridical.explainers.lrp": ("lrp lrp_alpha_beta lrp_epsilon lrp_gamma lrp_z_plus", "Lrp LrpAlphaBeta LrpEpsilon LrpGamma LrpZPlus"),
     "veridical.explainers.occlusion": ("feature_ablation occlusion permutation_importance", "FeatureAblation FitsCells MaskingExplainer Occlusion PermutationImportance ReadsCells SharesOut coin_masks mask_pieces most_cells"),
-    "veridical.explainers.partition_shap": ("partition_shap", "Beside Branch PartitionShap depth_of halving_paths handed_down paths_of"),
+    "veridical.explainers.partition_shap": ("partition_shap", "Branch Order PartitionShap orders_of"),
     "veridical.explainers.rise": ("hsic rise sobol", "Hsic Rise Sobol dependence"),
     "veridical.explainers.shapley": ("exact_shapley kernel_shap shapley_sampling", "ExactShapley KernelShap Leaving ShapleySampling shapley_values"),
     "veridical.explainers.surrogates": ("lime", "Lime least_squares ridge_fit sample_blocks solved"),
