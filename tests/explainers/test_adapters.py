@@ -193,6 +193,18 @@ def test_shap_explainers_by_their_interface():
     assert found.cost.forward == 4 * 5 + 1
 
 
+def test_values_of_the_second_class_alone_speak_against_the_first():
+    task = vd.Task(MODEL, X[:6], train=X, targets=[0, 1, 0, 1, 0, 1], head="binary")
+    both = from_shap(LinearShap)(task).values
+    second = from_shap(lambda predict, rows: LinearShap(lambda x: predict(x)[:, 1:], rows))(task).values
+    torch.testing.assert_close(second, both)
+
+
+def test_a_function_of_another_signature_is_refused_in_a_sentence():
+    with pytest.raises(InputError, match=r"\(predict, background\) -> explainer"):
+        from_shap(lambda model_, inputs, targets: None)(table())
+
+
 @pytest.mark.extras
 def test_shap_itself():
     shap = pytest.importorskip("shap")

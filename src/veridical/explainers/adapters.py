@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, ShapeError, check_arity
 from veridical.explainers.base import Explainer, selected
+from veridical.explainers.layout import resized
 from veridical.functional.devices import random_states
 from veridical.models.context import Context
 from veridical.models.dataframes import as_pandas, is_frame
@@ -31,21 +32,12 @@ from veridical.values.task import Task
 class _Adapter(Explainer):
     """What the adapters share: settings that hold objects are written down as text."""
 
+    kwargs: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    """Named arguments handed to the other package when it explains."""
+
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "version": self.version, "settings": self._described()}
-
-    def _described(self) -> str:
-        return ""
-
-
-def _over_inputs(maps: Tensor, task: Task, name: str) -> Tensor:
-    """Maps of a layer (n, 1, h, w) come back at the size of the image."""
-    if maps.dim() == 4 and task.inputs.dim() == 4 and maps.shape[1] == 1 and maps.shape != task.inputs.shape:
-        size = tuple(task.inputs.shape[-2:])
-        if tuple(maps.shape[-2:]) != size:
-            maps = nn.functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
-        return maps.expand_as(task.inputs) / task.inputs.shape[1]
-    return maps
+        described = ", ".join(f"{name}={_short(value)}" for name, value in self.kwargs.items())
+        return {"name": self.name, "version": self.version, "settings": described}
 
 
 def _label(thing: Any) -> str:
@@ -57,22 +49,16 @@ def _short(value: Any) -> str:
 
 
 @contextmanager
-def seeded_torch(key: Key) -> Iterator[None]:
-    """Seed torch's global generators for code that draws from them, and put them back."""
+def seeded(key: Key) -> Iterator[None]:
+    """Seed the global generators of torch and numpy for code that draws from them, and put them back."""
+    before = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=random_states()):
         torch.manual_seed(key.state & (2**63 - 1))
-        yield
-
-
-@contextmanager
-def seeded_numpy(key: Key) -> Iterator[None]:
-    """For code that draws from numpy's global generator: seed it, then put it back."""
-    before = np.random.get_state()  # noqa: NPY002
-    np.random.seed(key.state & 0xFFFFFFFF)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(before)  # noqa: NPY002
+        np.random.seed(key.state & 0xFFFFFFFF)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            np.random.set_state(before)  # noqa: NPY002
 
 
 # --- a user's function ------------------------------------------------------------------------------------
@@ -112,7 +98,7 @@ class FunctionExplainer(Explainer):
         check_arity(self.function, 3, extra, "an explainer is a function (model, inputs, targets) -> maps")
         own = context.key / int(task.draw_ids[0])
         exposed = task.predictor.exposed()
-        with task.session(grad=True), exposed as model, seeded_torch(own), seeded_numpy(own):
+        with task.session(grad=True), exposed as model, seeded(own):
             # a copy: users ask gradients of what they get, or write into it
             maps = self.function(model, task.inputs.clone(), task.targets, **extra)
         return task.values(maps, f"the map of '{self.name}'")
@@ -131,8 +117,6 @@ class CaptumExplainer(_Adapter):
 
     attribution: Any = None
     """A captum class, or an object of one, which is set up again on the task's model."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """Named arguments handed to captum's `attribute`."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -149,9 +133,6 @@ class CaptumExplainer(_Adapter):
         label = _label(self.attribution)
         return any(word in label for word in ("Shap", "Lime", "NoiseTunnel", "Sampling"))
 
-    def _described(self) -> str:
-        return ", ".join(f"{name}={_short(value)}" for name, value in self.kwargs.items())
-
     def rows_per_sample(self, task: Task) -> int:
         if "internal_batch_size" in self.kwargs:
             return 1
@@ -164,7 +145,7 @@ class CaptumExplainer(_Adapter):
         names = list(task.side) if isinstance(task.side, dict) else []
         extra = tuple(task.side.values()) if isinstance(task.side, dict) else task.side
         exposed = task.predictor.exposed()
-        with task.session(grad=True), exposed as model, seeded_torch(context.key / int(task.draw_ids[0])):
+        with task.session(grad=True), exposed as model, seeded(context.key / int(task.draw_ids[0])):
             method = self._bound(_ByPosition(model, names) if names else model)
             kwargs = dict(self.kwargs)
             accepted = inspect.signature(method.attribute).parameters
@@ -179,7 +160,11 @@ class CaptumExplainer(_Adapter):
             maps = maps[0]
         if not isinstance(maps, Tensor):
             raise ShapeError(f"'{self.name}' gave a {type(maps).__name__}; expected one tensor of maps")
-        return _over_inputs(maps.detach(), task, self.name)
+        maps, shape = maps.detach(), task.inputs.shape
+        if maps.dim() == 4 and len(shape) == 4 and maps.shape[1] == 1 and maps.shape != shape:
+            # the maps of a layer (n, 1, h, w) come back at the size of the image
+            return resized(maps, list(shape[-2:])).expand(shape) / shape[1]
+        return maps
 
     def _bound(self, model: nn.Module) -> Any:
         if isinstance(self.attribution, type) or not hasattr(self.attribution, "attribute"):
@@ -221,50 +206,33 @@ class ShapExplainer(_Adapter):
 
     make: Callable[..., Any] = len  # always replaced by the caller's
     """Makes shap's explainer: a class, or a function of the model and its background rows."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """Named arguments handed to shap when it explains."""
     stochastic: ClassVar[bool] = True
 
     @property
     def name(self) -> str:  # type: ignore[override]
         return f"shap {_label(self.make)}"
 
-    def _described(self) -> str:
-        return ", ".join(f"{name}={_short(value)}" for name, value in self.kwargs.items())
-
     def attribute(self, task: Task, context: Context) -> Tensor:
         if task.side:
             raise NotApplicableError(
                 f"'{self.name}' asks the model about rows alone; this task has side inputs"
             )
-        shape = task.inputs.shape[1:]
+        inputs, train = task.inputs, task.train
 
         def predict(rows: Any) -> Any:
-            tensor = torch.as_tensor(np.asarray(rows)).to(device=task.device, dtype=task.inputs.dtype)
-            return task.predictor.outputs(tensor.reshape(-1, *shape)).detach().cpu().numpy()
+            tensor = torch.as_tensor(np.asarray(rows)).to(inputs)
+            return task.predictor.outputs(tensor.reshape(-1, *inputs.shape[1:])).detach().cpu().numpy()
 
-        rows = task.inputs.reshape(len(task), -1)
-        background = None if task.train is None else task.train.reshape(len(task.train), -1).cpu().numpy()
-        named = inspect.signature(self.make).parameters
-        with seeded_numpy(context.key / int(task.draw_ids[0])):
-            if "model" in named:
+        with seeded(context.key / int(task.draw_ids[0])):
+            if "model" in inspect.signature(self.make).parameters:
                 with task.session(grad=True), task.predictor.exposed() as model:
-                    answer = _shap_values(
-                        self.make(model=model, background=task.train), task.inputs, self.kwargs
-                    )
+                    values = _shap_values(self.make(model=model, background=train), inputs, self.kwargs)
             else:
-                answer = _shap_values(self.make(predict, background), rows.cpu().numpy(), self.kwargs)
-        values = torch.as_tensor(np.asarray(answer)).to(task.device, task.outputs.dtype)
-        if values.numel() == rows.numel():
-            return values.reshape(task.inputs.shape)
-        if values.numel() == rows.numel() * task.n_outputs:
-            flat = values.reshape(*rows.shape, task.n_outputs)
-            chosen = flat.gather(-1, task.targets[:, None, None].expand(-1, flat.shape[1], 1))
-            return chosen.reshape(task.inputs.shape)
-        raise ShapeError(
-            f"'{self.name}' gave values of shape {tuple(values.shape)} for {len(task)} rows of "
-            f"{tuple(shape)} and {task.n_outputs} outputs"
-        )
+                wanted = "from_shap takes a function (predict, background) -> explainer"
+                check_arity(self.make, 2, {}, wanted)
+                made = self.make(predict, None if train is None else train.flatten(1).cpu().numpy())
+                values = _shap_values(made, inputs.flatten(1).cpu().numpy(), self.kwargs)
+        return explained_output(values, task, self.name).to(task.outputs.dtype)
 
 
 def _shap_values(explainer: Any, rows: Any, kwargs: dict[str, Any]) -> Any:
@@ -277,6 +245,38 @@ def _shap_values(explainer: Any, rows: Any, kwargs: dict[str, Any]) -> Any:
 
 
 # --- zennit -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ZennitExplainer(_Adapter):
+    """The gradient of the explained output while a composite's rules stand in for the layers' own.
+
+    Relevance starts at 1 for the explained output and 0 for the others, as with a one-hot `attr_output` in
+    zennit. Its rules exchange the parameters of a layer for others in the backward pass; all of it happens on
+    a private copy.
+    """
+
+    composite: Any = None
+    """The zennit composite whose rules replace the gradients of layers."""
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"zennit {_label(self.composite)}"
+
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        x = task.inputs.detach().clone().requires_grad_(True)
+        with task.session(grad=True), task.predictor.exposed() as model:
+            module = model.module if isinstance(model, EmbeddingView) else model
+            for parameter in module.parameters():
+                parameter.requires_grad_(False)
+            with self.composite.context(module):
+                total = selected(call(model, x, task.side), task.targets).sum()
+                (relevance,) = torch.autograd.grad(total, x)
+        return relevance.detach()
+
+
+# --- makers -----------------------------------------------------------------------------------------------
 
 
 def from_captum(attribution: Any, **attribute_kwargs: Any) -> CaptumExplainer:
@@ -311,7 +311,7 @@ def from_captum(attribution: Any, **attribute_kwargs: Any) -> CaptumExplainer:
             "from_captum takes a captum attribution class, object, or function of a model that makes one; "
             f"got {type(attribution).__name__}"
         )
-    return CaptumExplainer(attribution, attribute_kwargs)
+    return CaptumExplainer(attribution, kwargs=attribute_kwargs)
 
 
 def from_shap(make: Callable[..., Any], **call_kwargs: Any) -> ShapExplainer:
@@ -331,7 +331,7 @@ def from_shap(make: Callable[..., Any], **call_kwargs: Any) -> ShapExplainer:
     ShapExplainer
         To be used wherever an explainer is.
     """
-    return ShapExplainer(make, call_kwargs)
+    return ShapExplainer(make, kwargs=call_kwargs)
 
 
 def from_zennit(composite: Any) -> ZennitExplainer:
@@ -355,35 +355,6 @@ def from_zennit(composite: Any) -> ZennitExplainer:
     if not hasattr(composite, "context"):
         raise InputError(f"a composite has a method context(module); {type(composite).__name__} has none")
     return ZennitExplainer(composite)
-
-
-@dataclass(frozen=True, eq=False)
-class ZennitExplainer(_Adapter):
-    """The gradient of the explained output while a composite's rules stand in for the layers' own.
-
-    Relevance starts at 1 for the explained output and 0 for the others, as with a one-hot `attr_output` in
-    zennit. Its rules exchange the parameters of a layer for others in the backward pass; all of it happens on
-    a private copy.
-    """
-
-    composite: Any = None
-    """The zennit composite whose rules replace the gradients of layers."""
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"zennit {_label(self.composite)}"
-
-    def attribute(self, task: Task, context: Context) -> Tensor:
-        x = task.inputs.detach().clone().requires_grad_(True)
-        with task.session(grad=True), task.predictor.exposed() as model:
-            module = model.module if isinstance(model, EmbeddingView) else model
-            for parameter in module.parameters():
-                parameter.requires_grad_(False)
-            with self.composite.context(module):
-                total = selected(call(model, x, task.side), task.targets).sum()
-                (relevance,) = torch.autograd.grad(total, x)
-        return relevance.detach()
 
 
 # --- objects as their maker set them up -------------------------------------------------------------------
@@ -434,20 +405,15 @@ class BoundExplainer(Explainer):
         return super().inapplicable_reason(task)
 
     def attribute(self, task: Task, context: Context) -> Tensor:
-        with torch.enable_grad(), seeded_torch(context.key), seeded_numpy(context.key):
-            return self._maps_of(task)
-
-    def _maps_of(self, task: Task) -> Tensor:
-        rows = _rows(task)
-        if hasattr(self.bound, "explain_instance"):
-            return torch.stack([self._by_lime(task, row, n) for n, row in enumerate(np.asarray(rows))])
-        if hasattr(self.bound, "shap_values"):
-            torches = _is_of_torch(self.bound)
-            found = self.bound.shap_values(task.inputs.clone() if torches else rows)
-            values = np.stack(found, -1) if isinstance(found, list) else np.asarray(found)
-        else:
-            values = np.asarray(self.bound(rows).values)
-        return explained_output(values, task, self.name)
+        # the rows as the model's own package knows them: a data frame where the task came from one
+        codec = getattr(task.predictor.source.module, "codec", None)
+        rows = task.inputs.cpu().numpy() if codec is None else codec.decode(task.inputs)
+        if type(self.bound).__name__ in ("GradientExplainer", "DeepExplainer"):
+            rows = task.inputs.clone()
+        with torch.enable_grad(), seeded(context.key):
+            if hasattr(self.bound, "explain_instance"):
+                return torch.stack([self._by_lime(task, row, n) for n, row in enumerate(np.asarray(rows))])
+            return explained_output(_shap_values(self.bound, rows, {}), task, self.name)
 
     def _by_lime(self, task: Task, row: Any, sample: int) -> Tensor:
         def probabilities(some: Any) -> Any:
@@ -462,31 +428,23 @@ class BoundExplainer(Explainer):
         return values
 
 
-def _is_of_torch(bound: Any) -> bool:
-    return type(bound).__name__ in ("GradientExplainer", "DeepExplainer")
-
-
-def _rows(task: Task) -> Any:
-    """The rows as the model's own package knows them: a data frame where the task came from one."""
-    codec = getattr(task.predictor.source.module, "codec", None)
-    return task.inputs.cpu().numpy() if codec is None else codec.decode(task.inputs)
-
-
 def explained_output(values: Any, task: Task, name: str) -> Tensor:
-    """Values (N, ...) or (N, ..., outputs) as those of the explained output."""
-    found = torch.as_tensor(np.asarray(values, dtype=np.float64))
-    if found.dim() == task.inputs.dim() + 1:
-        if found.shape[-1] != task.n_outputs:
-            raise InputError(
-                f"'{name}' gave values for {found.shape[-1]} outputs, the task's model has {task.n_outputs}"
-            )
-        target = task.targets.cpu().view(-1, *[1] * (found.dim() - 1)).expand(*found.shape[:-1], 1)
-        return found.gather(-1, target)[..., 0].to(task.device)
-    if task.n_outputs == 2 and task.head == "binary" and found.shape == task.inputs.shape:
-        # of the one margin that such models have: it speaks for the second class and against the first
-        sign = (2 * task.targets.cpu() - 1).view(-1, *[1] * (found.dim() - 1))
-        found = found * sign
-    return found.to(task.device)
+    """Values (N, ...) or (N, ..., outputs) as those of the explained output, in the shape of the inputs."""
+    found, like = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(task.device), task.inputs
+    per_row = (-1, *[1] * (like.dim() - 1))
+    if found.numel() == like.numel():
+        found = found.reshape(like.shape)
+        if task.n_outputs == 2 and task.head == "binary":
+            # of the one margin that such models have: it speaks for the second class and against the first
+            found = found * (2 * task.targets - 1).view(per_row)
+        return found
+    if found.numel() != like.numel() * task.n_outputs:
+        raise ShapeError(
+            f"'{name}' gave values of shape {tuple(found.shape)} for {len(task)} rows of "
+            f"{tuple(like.shape[1:])} and {task.n_outputs} outputs"
+        )
+    found = found.reshape(*like.shape, task.n_outputs)
+    return found.gather(-1, task.targets.view(*per_row, 1).expand(*like.shape, 1))[..., 0]
 
 
 def finished(thing: Any, task: Task) -> Tensor | None:
