@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -141,60 +143,36 @@ def scaled_dot_product_attention(
     return (weights if some is None else weights * some) @ value
 
 
-def multi_head_attention_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,
-    q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def multi_head_attention_forward(*args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
     """nn.MultiheadAttention on (places, rows, size), as torch calls it."""
-    if any(v is not None for v in (bias_k, bias_v, static_k, static_v)) or add_zero_attn or query.dim() != 3:
+    bound = signature(F.multi_head_attention_forward).bind(*args, **named)
+    bound.apply_defaults()
+    of = SimpleNamespace(**bound.arguments)
+    added = (of.bias_k, of.bias_v, of.static_k, of.static_v)
+    if any(v is not None for v in added) or of.add_zero_attn or of.query.dim() != 3:
         raise NotApplicableError("nn.MultiheadAttention with added or static keys has no stated rule")
-    ways: tuple[Tensor | None, ...] = (q_proj_weight, k_proj_weight, v_proj_weight)
-    if in_proj_weight is not None and not use_separate_proj_weight:
-        ways = in_proj_weight.chunk(3)
-    biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-    rows = query.shape[1]
-
-    def heads(t: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
-        assert w is not None
-        return F.linear(t.transpose(0, 1), w, b).unflatten(-1, (num_heads, -1)).transpose(1, 2)
-
-    q, k, v = (heads(t, w, b) for t, w, b in zip((query, key, value), ways, biases, strict=True))
+    weights = (of.q_proj_weight, of.k_proj_weight, of.v_proj_weight)
+    if not of.use_separate_proj_weight:
+        weights = of.in_proj_weight.chunk(3)
+    biases = (None, None, None) if of.in_proj_bias is None else of.in_proj_bias.chunk(3)
+    q, k, v = (
+        F.linear(t.transpose(0, 1), w, b).unflatten(-1, (of.num_heads, -1)).transpose(1, 2)
+        for t, w, b in zip((of.query, of.key, of.value), weights, biases, strict=True)
+    )
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    for mask, shape in ((attn_mask, None), (key_padding_mask, (rows, 1, 1, -1))):
+    rows = of.query.shape[1]
+    for mask, shape in ((of.attn_mask, None), (of.key_padding_mask, (rows, 1, 1, -1))):
         if mask is not None:
-            added = _forbidding(mask, query.dtype) if mask.dtype == torch.bool else mask
-            if shape is None and added.dim() == 3:
-                added = added.unflatten(0, (rows, num_heads))
-            scores = scores + (added if shape is None else added.reshape(shape))
-    weights = torch.softmax(scores, -1)
-    mixed = (weights @ v).transpose(1, 2).flatten(-2)
-    out = F.linear(mixed, out_proj_weight, out_proj_bias).transpose(0, 1)
-    if not need_weights:
+            each = _forbidding(mask, q.dtype) if mask.dtype == torch.bool else mask
+            if shape is None and each.dim() == 3:
+                each = each.unflatten(0, (rows, of.num_heads))
+            scores = scores + (each if shape is None else each.reshape(shape))
+    mixing = torch.softmax(scores, -1)
+    mixed = (mixing @ v).transpose(1, 2).flatten(-2)
+    out = F.linear(mixed, of.out_proj_weight, of.out_proj_bias).transpose(0, 1)
+    if not of.need_weights:
         return out, None
-    return out, weights.mean(1) if average_attn_weights else weights
+    return out, mixing.mean(1) if of.average_attn_weights else mixing
 
 
 def _forbidding(mask: Tensor, dtype: torch.dtype) -> Tensor:
