@@ -110,6 +110,8 @@ def environment(format: str, own: Path | None = None) -> Any:
     made.globals |= {"charts": charts}
     made.filters |= {
         "number": number,
+        "tick": charts.tick,
+        "xy": charts.coordinate,
         "percent": percent,
         "level": level,
         "p": p_value,
