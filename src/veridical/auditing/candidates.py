@@ -71,22 +71,19 @@ def choose_explainers(
     controls: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Panel:
     """Those the caller names, or one of every family that applies; and what they must beat."""
-    skipped: dict[str, str] = {}
     rivals = labelled(CONTROLS if controls is None else controls, as_explainer)
     if controls is None:
         rivals = {name: rival for name, rival in rivals.items() if rival.inapplicable_reason(task) is None}
-    if given is not None:
-        named = labelled(given, as_explainer)
-        for explainer in (*named.values(), *rivals.values()):
+    for rival in rivals.values():
+        rival.check(task)
+    offered = explainer_registry if given is None else given
+    chosen: dict[str, Explainer] = {}
+    skipped: dict[str, str] = {}
+    for name, explainer in labelled(offered, as_explainer).items():
+        if given is not None:
             explainer.check(task)
-        rivals |= {label: explainer for label, explainer in named.items() if explainer.control}
-        chosen = {label: explainer for label, explainer in named.items() if not explainer.control}
-    else:
-        chosen = {}
-        for name in explainer_registry:
-            explainer = explainer_registry.make(name)
-            if explainer.control:
-                continue
+            (rivals if explainer.control else chosen)[name] = explainer
+        elif not explainer.control:
             reason = explainer.inapplicable_reason(task)
             if reason is None and not effort.variants and name not in FAMILIES:
                 reason = "a variant of others; it joins at effort 'thorough' or when named"
@@ -96,10 +93,8 @@ def choose_explainers(
                 skipped[name] = reason
     rivals = {_own_name(name, chosen): control for name, control in rivals.items()}
     if not chosen:
-        raise InputError(
-            "there is no explainer to audit besides the controls; "
-            + "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
-        )
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise InputError(f"there is no explainer to audit besides the controls; {reasons}")
     return Panel(chosen, rivals, skipped)
 
 
@@ -230,8 +225,8 @@ def finetuned_model(
     """The model of removal tests: a fine-tuned one where masks disturb the original and rows are there."""
     reason = _why_the_original(task, train, checks, effort)
     if reason is None:
+        rows = _training_rows(task, train, effort.training_rows, seed)
         try:
-            rows = _training_rows(task, train, effort.training_rows, seed)
             made = finetune(
                 task,
                 **rows,
@@ -247,7 +242,7 @@ def finetuned_model(
                 table = robustness_table(
                     task, made, shares=shares, reference="prediction", seed=seed, progress=progress, **rows
                 )
-                notes.append(_said_of(table))
+                notes.append(_summary(table))
                 return made, table
         except VeridicalError as error:
             reason = f"fine-tuning failed: {error}"
@@ -264,9 +259,7 @@ def _why_the_original(task: Task, train: Any, checks: Checks, effort: Effort) ->
     reason = why_no_finetuning(task, train)
     if reason is not None:
         return f"it cannot be fine-tuned: {reason}"
-    if not effort.training_rows:
-        return f"effort '{effort.name}' leaves no time to fine-tune"
-    return None
+    return None if effort.training_rows else f"effort '{effort.name}' leaves no time to fine-tune"
 
 
 def _training_rows(task: Task, train: Any, most: int, seed: int) -> dict[str, Any]:
@@ -276,25 +269,26 @@ def _training_rows(task: Task, train: Any, most: int, seed: int) -> dict[str, An
     if train is None:
         given, labels, side = task.train, task.train_labels, task.train_side
     if len(given) > most:
-        order = keyed.permutation(
-            Key(seed) / "audit" / "training rows", torch.zeros(1, dtype=torch.int64), 0, len(given)
+        one, key = torch.zeros(1, dtype=torch.int64), Key(seed) / "audit" / "training rows"
+        index = keyed.permutation(key, one, 0, len(given))[0, :most]
+        given, labels = (
+            held[index.to(held.device) if isinstance(held, Tensor) else index.numpy()]
+            if held is not None
+            else None
+            for held in (given, labels)
         )
-        index = order[0, :most]
-        given = given[index.to(given.device) if isinstance(given, Tensor) else index.numpy()]
-        if labels is not None:
-            labels = labels[index.to(labels.device) if isinstance(labels, Tensor) else index.numpy()]
         side = None if side is None else take_side(side, index.to(task.device))
     return {"train": given if labels is None else (given, labels), "train_side": side}
 
 
-def _said_of(table: RobustnessTable) -> str:
-    """What fine-tuning did to the model's stand against masks."""
+def _summary(table: RobustnessTable) -> str:
+    """What fine-tuning did to the model's robustness to masks."""
     original, tuned = table.accuracy[ORIGINAL], table.accuracy[TUNED]
     lost, back = original[0] - original[-1], tuned[-1] - original[-1]
-    said = (
+    words = (
         f"F-Fidelity scores with a model fine-tuned under masks, which wins back {100 * back:.1f} of the "
         f"{100 * lost:.1f} points of agreement that masks cost the original"
     )
     if back < lost / 2:
-        return f"{said}: what is left is lost information or too short a training, so read it with reserve."
-    return f"{said}."
+        return f"{words}: what is left is lost information or too short a training, so read it with reserve."
+    return f"{words}."

@@ -49,6 +49,9 @@ from veridical.meta.admissible import PlantedDamage, planted_damage
 from veridical.models.cost import Cost
 from veridical.values.task import Task
 
+NOT_REPEATED = ("task", "train", "folder", "executor", "device", "progress")
+"""What does not belong to the call that repeats an audit, or cannot be said by name."""
+
 
 @checked
 def audit(
@@ -129,6 +132,7 @@ def audit(
     >>> vd.audit(task, explainers=["input_x_gradient", "saliency"], samples=32).best
     'input_x_gradient'
     """
+    call = _call(locals())
     if task.members is not None:
         raise InputError("the samples of this task are classes; an audit explains inputs")
     if len(task) < 2:
@@ -200,16 +204,6 @@ def audit(
     with clock("concepts"):
         compared = concepts_of(whole, methods_of_concepts, seed, evaluation, notes)
     notes += incomplete(evaluation.scores.values())
-    given = {
-        "explainers": explainers,
-        "metrics": metrics,
-        "controls": controls,
-        "criteria": criteria,
-        "others": others,
-        "samples": samples,
-        "budget": budget,
-        "concepts": concepts,
-    }
     return Audit(
         task=task,
         verdict=replace(verdict, sentences=sentences(verdict, checks, skipped, notes)),
@@ -230,7 +224,7 @@ def audit(
         beside=near,
         damage=damage,
         kept=jobs.found,
-        call=_call(given, effort, seed),
+        call=call,
         prompts=prompts,
     )
 
@@ -301,7 +295,7 @@ class _Clock:
         self.costs[stage] = self.meter.cost - before
 
 
-def _call(given: Mapping[str, Any], effort: Any, seed: int) -> str:
+def _call(given: Mapping[str, Any]) -> str:
     """The call that repeats an audit, as far as names can say it."""
 
     def name(value: Any) -> Any:
@@ -313,5 +307,5 @@ def _call(given: Mapping[str, Any], effort: Any, seed: int) -> str:
             return value
         return getattr(value, "name", None) or getattr(value, "__name__", type(value).__name__)
 
-    named = [f"{key}={name(value)!r}" for key, value in given.items() if value is not None]
-    return f"vd.audit({', '.join(['task', *named, f'effort={name(effort)!r}', f'seed={seed}'])})"
+    kept = [key for key, value in given.items() if key not in NOT_REPEATED and value is not None]
+    return f"vd.audit({', '.join(['task', *(f'{key}={name(given[key])!r}' for key in kept)])})"

@@ -13,6 +13,7 @@ from veridical.auditing.verdict import Place
 from veridical.core.files import write_file
 from veridical.functional.significance import win_units
 from veridical.report import systems
+from veridical.report.charts import TESTS
 from veridical.report.citations import STATISTICS, SYSTEMS, bibtex
 from veridical.report.evaluation import FACTS, curves, failed, flagged, metric_facts, papers, settings, table
 from veridical.report.first_page import first_page
@@ -40,7 +41,7 @@ def write_audit(audit: Audit, path: str | Path, format: str = "html") -> Path:
 def contents(audit: Audit) -> dict[str, Any]:
     """Everything the report shows, as plain data; the same audit gives the same, but for `made`."""
     statuses = {place.explainer: status(place, audit.best) for place in audit.verdict.places}
-    evaluation = audit.evaluation
+    evaluation, damage = audit.evaluation, audit.damage
     found = {
         **opening("audit", audit.task.name),
         "task": repr(audit.task),
@@ -54,8 +55,8 @@ def contents(audit: Audit) -> dict[str, Any]:
         "beside": [vars(test) for test in audit.beside],
         "checks": [vars(check) for check in audit.checks.checks],
         "metrics": _metrics(audit),
-        "damage": _damage(audit),
-        "reliability": _reliability_facts(audit),
+        "damage": None if damage is None else {"reference": damage.reference, "samples": damage.counted},
+        "reliability": _reliability(audit),
         "heat": _heat(audit, statuses),
         "curves": [
             curve
@@ -65,7 +66,7 @@ def contents(audit: Audit) -> dict[str, Any]:
         "gef": systems.paths(evaluation, statuses),
         "robustness": systems.robustness(audit.robustness),
         "standings": [systems.standing(standing) for standing in audit.standings.values()],
-        "concepts": _concepts(audit),
+        "concepts": None if audit.concepts is None else systems.concepts(audit.task, audit.concepts),
         "gallery": _gallery(audit, statuses),
         "flags": flagged(evaluation),
         "failures": failed(evaluation.failures),
@@ -140,7 +141,7 @@ def _tone(said: str) -> str:
 
 
 def _facts(audit: Audit) -> list[dict[str, str]]:
-    verdict = audit.verdict
+    verdict, seconds = audit.verdict, sum(audit.seconds.values())
     trusted = sum(place.trusted for place in verdict.ranking)
     facts = {
         "samples": f"{verdict.samples:,}",
@@ -148,15 +149,11 @@ def _facts(audit: Audit) -> list[dict[str, str]]:
         "controls": str(len(verdict.controls)),
         "criteria": ", ".join(verdict.criteria),
         "deciding metrics": f"{len(verdict.deciding)} of {sum(role.decides for role in verdict.metrics)}",
-        "model evaluations": f"{_total_rows(audit):,}",
-        "time": _duration(sum(audit.seconds.values())),
+        "model evaluations": f"{sum(cost.forward + cost.backward for cost in audit.costs.values()):,}",
+        "time": f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min",
         "effort": audit.effort.name,
     }
     return [{"label": label, "value": value} for label, value in facts.items()]
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
 def _place(place: Place, colour: str) -> dict[str, Any]:
@@ -193,73 +190,51 @@ def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _metrics(audit: Audit) -> list[dict[str, Any]]:
+    """Each metric with its card, its role, and its four consistencies under each test."""
     facts = {one["metric"]: one for one in metric_facts(audit.evaluation)}
-    nothing = dict.fromkeys((*FACTS, "direction"), "")
-    return [
-        {
-            **nothing,
-            **facts.get(role.metric, {}),
-            **vars(role),
-            "admissible": role.admissible,
-            "areas": _areas(audit, role.metric),
-        }
-        for role in audit.verdict.metrics
-    ]
+    nothing, meta = dict.fromkeys((*FACTS, "direction"), ""), audit.reliability
+    shown = []
+    for role in audit.verdict.metrics:
+        areas = {}
+        if meta is not None and role.metric in meta.scores:
+            areas = {TESTS.get(test, test): meta[role.metric, test].vector for test in meta.tests}
+        one = {**nothing, **facts.get(role.metric, {}), **vars(role)}
+        shown.append({**one, "admissible": role.admissible, "areas": areas})
+    return shown
 
 
-def _damage(audit: Audit) -> dict[str, Any] | None:
-    """On whose maps damage was planted, and in how many samples."""
-    found = audit.damage
-    return None if found is None else {"reference": found.reference, "samples": found.counted}
-
-
-def _areas(audit: Audit, metric: str) -> dict[str, Any]:
-    """The four consistencies under each test."""
-    reliability = audit.reliability
-    if reliability is None or metric not in reliability.scores:
-        return {}
-    return {test: reliability[metric, test].vector for test in reliability.tests}
-
-
-def _reliability_facts(audit: Audit) -> dict[str, Any] | None:
-    reliability = audit.reliability
-    if reliability is None:
+def _reliability(audit: Audit) -> dict[str, Any] | None:
+    """On what the metrics were meta-evaluated."""
+    found = audit.reliability
+    if found is None:
         return None
-    kept = next(iter(reliability.kept.values()))
+    kept = next(iter(found.kept.values()))
     return {
-        "tests": list(reliability.tests),
-        "explainers": list(reliability.explainers),
+        "explainers": list(found.explainers),
         "samples": kept.shape[-1],
         "iterations": kept.shape[0],
         "draws": kept.shape[1],
-        "level": reliability.level,
         "amounts": [
-            {
-                "test": test,
-                "mode": mode,
-                "amount": str(amount),
-                "kept": float(reliability.kept[test, mode].double().mean()),
-            }
-            for (test, mode), amount in reliability.amounts.items()
+            f"{TESTS.get(test, test)}, {'slightly' if mode == 'nr' else 'to disrupt'}: {amount}"
+            for (test, mode), amount in found.amounts.items()
         ],
-        "remarks": list(reliability.remarks),
-        "failures": failed(list(reliability.failures)),
+        "remarks": list(found.remarks),
+        "failures": failed(list(found.failures)),
     }
 
 
 def _heat(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
     """Explainers by metrics: the share of samples in which noise is beaten, and the raw mean."""
-    order = [place.explainer for place in audit.verdict.places]
-    rows = table(audit.evaluation, order)
     metrics, scores = audit.evaluation.metrics, audit.evaluation.scores
+    rows = table(audit.evaluation, list(statuses))
     chance = next((place.explainer for place in audit.verdict.controls), None)
     grid = Grid.of(audit.task)
     for row in rows:
         who = row["explainer"]
         row["status"] = statuses[who]
         for what, cell in zip(metrics, row["cells"], strict=True):
+            rival = None if chance in (None, who) else scores.get((chance, what))
             if cell is not None:
-                rival = scores.get((chance, what)) if chance not in (None, who) else None
                 cell["share"] = None if rival is None else _beaten(scores[who, what], rival, grid)
     return {
         "metrics": [{"metric": what} for what in metrics],
@@ -272,10 +247,6 @@ def _beaten(own: Scores, rival: Scores, grid: Grid) -> float:
     count = min(len(own), len(rival))
     won = win_units(own.utility[:count].cpu(), rival.utility[:count].cpu(), grid.share, scale=grid.scale)
     return float(won.mean())
-
-
-def _concepts(audit: Audit) -> dict[str, Any] | None:
-    return None if audit.concepts is None else systems.concepts(audit.task, audit.concepts)
 
 
 # --- how it was done --------------------------------------------------------------------------------
@@ -291,21 +262,20 @@ def _settings(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _total_rows(audit: Audit) -> int:
-    return sum(cost.forward + cost.backward for cost in audit.costs.values())
-
-
 def _cost(audit: Audit) -> dict[str, Any]:
-    stages = [
-        {
-            "stage": stage,
-            "seconds": seconds,
-            "forward": audit.costs[stage].forward if stage in audit.costs else None,
-            "backward": audit.costs[stage].backward if stage in audit.costs else None,
-        }
-        for stage, seconds in audit.seconds.items()
-    ]
-    return {"stages": stages, "rows": _total_rows(audit), "seconds": sum(audit.seconds.values())}
+    """Seconds and rows of each stage."""
+    costs = {stage: audit.costs.get(stage) for stage in audit.seconds}
+    return {
+        "stages": [
+            {
+                "stage": stage,
+                "seconds": audit.seconds[stage],
+                "forward": cost and cost.forward,
+                "backward": cost and cost.backward,
+            }
+            for stage, cost in costs.items()
+        ]
+    }
 
 
 def _papers(audit: Audit) -> list[str]:

@@ -63,19 +63,17 @@ class Scored(Protocol):
 
 def table(evaluation: Scored, order: list[str] | None = None) -> list[dict[str, Any]]:
     """One row per explainer with a cell per metric; a cell that was not scored is None."""
-    best = {what: _best(evaluation, what) for what in evaluation.metrics}
-    return [
-        {
-            "explainer": who,
-            "cells": [
-                None
-                if (who, what) not in evaluation.scores
-                else _cell(evaluation.scores[who, what], best[what])
-                for what in evaluation.metrics
-            ],
-        }
-        for who in (order or evaluation.explainers)
-    ]
+    best = {}
+    for what in evaluation.metrics:
+        means = [float(scores.utility.nanmean()) for scores in _scores_of(evaluation, what)]
+        best[what] = max((mean for mean in means if mean == mean), default=float("nan"))
+    rows = []
+    for who in order or evaluation.explainers:
+        cells = [(evaluation.scores.get((who, what)), best[what]) for what in evaluation.metrics]
+        rows.append(
+            {"explainer": who, "cells": [None if s is None else _cell(s, largest) for s, largest in cells]}
+        )
+    return rows
 
 
 def _cell(scores: Scores, best: float) -> dict[str, Any]:
@@ -93,22 +91,20 @@ def _cell(scores: Scores, best: float) -> dict[str, Any]:
     )
 
 
-def _best(evaluation: Scored, what: str) -> float:
-    found = [float(s.utility.nanmean()) for (_, metric), s in evaluation.scores.items() if metric == what]
-    return max((value for value in found if value == value), default=float("nan"))
-
-
 def metric_facts(evaluation: Scored) -> list[dict[str, Any]]:
     """Each metric's direction and what its card says of it."""
-    out = []
-    for what in evaluation.metrics:
-        scores = next(s for (_, metric), s in evaluation.scores.items() if metric == what)
-        about = facts_of(scores)
-        out.append({"metric": what, "direction": scores.direction.value, **about})
-    return out
+    firsts = {what: _scores_of(evaluation, what)[0] for what in evaluation.metrics}
+    return [
+        {"metric": what, "direction": scores.direction.value, **_card(scores)}
+        for what, scores in firsts.items()
+    ]
 
 
-def facts_of(scores: Scores) -> dict[str, str]:
+def _scores_of(evaluation: Scored, what: str) -> list[Scores]:
+    return [scores for (_, metric), scores in evaluation.scores.items() if metric == what]
+
+
+def _card(scores: Scores) -> dict[str, str]:
     """The card of the metric that gave these scores; empty for a metric that has no name in the registry."""
     settings = scores.provenance.get("metric", {})
     name = str(settings.get("name", scores.metric)) if isinstance(settings, Mapping) else scores.metric
@@ -119,45 +115,39 @@ def facts_of(scores: Scores) -> dict[str, str]:
     maker: Any = metric_registry.maker(known)
     facts = {fact: str(getattr(maker, fact, "")) for fact in FACTS}
     if colon:
-        facts["summary"] = f"{facts['summary']} Against {_against(prefix)}."
+        against = {"qge": "its own inverse", "qrand": "random rankings"}.get(prefix, prefix)
+        facts["summary"] = f"{facts['summary']} Against {against}."
     return facts
-
-
-def _against(prefix: str) -> str:
-    return {"qge": "its own inverse", "qrand": "random rankings"}.get(prefix, prefix)
 
 
 def curves(
     evaluation: Scored, statuses: Mapping[str, str] | None = None, order: list[str] | None = None
 ) -> list[dict[str, Any]]:
     """The mean curve of every explainer under each metric that draws one."""
-    statuses = statuses or {}
+    generation = getattr(getattr(evaluation, "task", None), "head", "") == "generation"
     out = []
     for what in evaluation.metrics:
-        cells = {who: evaluation.scores.get((who, what)) for who in order or evaluation.explainers}
-        drawn = {who: s for who, s in cells.items() if s is not None and s.curve is not None}
+        cells = [(who, evaluation.scores.get((who, what))) for who in order or evaluation.explainers]
+        drawn = [(who, s.curve, s.direction) for who, s in cells if s is not None and s.curve is not None]
         if not drawn:
             continue
-        first = next(iter(drawn.values()))
-        assert first.curve is not None
-        y_label = first.curve.y_label
-        if getattr(getattr(evaluation, "task", None), "head", "") == "generation":
-            y_label = y_label.replace("probability", "log-probability")  # what answers to prompts are read as
+        _, first, direction = drawn[0]
+        # outputs of answers to prompts are log-probabilities
+        y_label = first.y_label.replace("probability", "log-probability") if generation else first.y_label
         out.append(
             {
                 "metric": what,
-                "direction": first.direction.value,
-                "x_label": first.curve.x_label,
+                "direction": direction.value,
+                "x_label": first.x_label,
                 "y_label": y_label,
                 "lines": [
                     {
                         "label": who,
-                        "status": statuses.get(who, PLAIN),
-                        "x": plain(s.curve.x.double()),
-                        "y": plain(s.curve.y.double().nanmean(0)),
+                        "status": (statuses or {}).get(who, PLAIN),
+                        "x": plain(curve.x.double()),
+                        "y": plain(curve.y.double().nanmean(0)),
                     }
-                    for who, s in drawn.items()
-                    if s.curve is not None
+                    for who, curve, _ in drawn
                 ],
             }
         )

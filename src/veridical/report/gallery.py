@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -124,73 +125,58 @@ def _chosen(disputed: Tensor, count: int) -> list[int]:
 
 
 def _kind(task: Task, explanation: Explanation) -> str:
-    if len(explanation.space.input_shape) in (3, 4) and explanation.space.kind != "element":
+    """How maps of this task are shown."""
+    space = explanation.space
+    if len(space.input_shape) in (3, 4) and space.kind != "element":
         return "image"
-    if explanation.space.kind == "token":
-        return "text"
-    if explanation.space.kind == "unit" and of_prompts(task):
+    if space.kind == "unit" and of_prompts(task):
         return "prompt"
-    if explanation.space.kind == "unit" and of_heads(explanation.space):
+    if space.kind == "unit" and of_heads(space):
         return "heads"
-    if explanation.space.kind in ("step", "step_channel"):
-        return "series"
-    return "bars"
+    return {"token": "text", "step": "series", "step_channel": "series"}.get(space.kind, "bars")
 
 
 def _input(task: Task, sample: int, kind: str, checks: PromptChecks | None) -> dict[str, Any]:
+    """What stands beside the maps of a sample: its picture, its answer, its signal."""
     if kind == "image":
         return {"input": image_address(slices(task.inputs[sample]))}
     if kind == "prompt":
         return answer(task, sample, checks)
-    if kind == "series":
-        rows = task.inputs[sample].detach().double().cpu()
-        steps = rows.reshape(-1, rows.shape[-1])
-        return {"signal": plain(steps.mean(0))} if steps.shape[-1] == _steps(task) else {}
+    steps = task.space.n_features if task.space.kind == "step" else task.inputs.shape[-1]
+    if kind == "series" and task.inputs.shape[-1] == steps:
+        return {"signal": plain(task.inputs[sample].detach().double().reshape(-1, steps).mean(0))}
     return {}
 
 
-def _steps(task: Task) -> int:
-    return task.space.n_features if task.space.kind == "step" else task.inputs.shape[-1]
-
-
 def _map(task: Task, explanation: Explanation, sample: int, kind: str) -> dict[str, Any]:
+    """One explainer's map of a sample, as its kind of input is shown."""
     if bool(explanation.missing[sample]):
         return {"missing": True}
+    space, valid = explanation.space, explanation.valid
+    values = explanation.values[sample].detach().double().cpu()
     if kind == "image":
         laid = slices(explanation.take(slice(sample, sample + 1)).maps()[0])
         return {"picture": map_address(laid.reshape(-1, *laid.shape[-2:])[0])}
-    values = explanation.values[sample].detach().double().cpu()
     if kind == "prompt":
         return coloured(task, sample, values.tolist())
     if kind == "heads":
-        return head_grid(explanation.space, values.tolist())
+        return head_grid(space, values.tolist())
+    if space.kind == "step_channel":  # channels of a step are added up
+        laid = explanation.take(slice(sample, sample + 1)).maps()[0].detach().double().cpu()
+        values = laid.nan_to_num().reshape(-1, laid.shape[-1]).sum(0)
     if kind == "series":
-        return {"values": plain(_over_steps(explanation, sample, values))}
-    valid = explanation.valid
+        shown = valid[sample].cpu() if space.kind == "step" and valid is not None else None
+        return {"values": plain(values if shown is None else values.where(shown, 0.0))}
     there = list(range(len(values))) if valid is None else valid[sample].nonzero().flatten().tolist()
     if kind == "text":
-        top = float(values[there].abs().max()) if there else 0.0
-        words = [
-            [explanation.space.feature_name(i, sample), plain(float(values[i]) / top if top > 0 else 0.0)]
-            for i in there[:LONGEST_TEXT]
-        ]
+        top = max((abs(float(values[i])) for i in there), default=0.0) or 1.0
+        words = [[space.feature_name(i, sample), plain(float(values[i]) / top)] for i in there[:LONGEST_TEXT]]
         return {"words": words, "left": max(0, len(there) - LONGEST_TEXT)}
     strongest = sorted(there, key=lambda i: -abs(float(values[i])))[:STRONGEST]
     return {
-        "names": [explanation.space.feature_name(i, sample) for i in strongest],
+        "names": [space.feature_name(i, sample) for i in strongest],
         "values": plain([float(values[i]) for i in strongest]),
     }
-
-
-def _over_steps(explanation: Explanation, sample: int, values: Tensor) -> Tensor:
-    """One number per step: channels of a step are added up."""
-    if explanation.space.kind == "step":
-        kept = (
-            values if explanation.valid is None else values.masked_fill(~explanation.valid[sample].cpu(), 0.0)
-        )
-        return kept
-    laid = explanation.take(slice(sample, sample + 1)).maps()[0].detach().double().cpu()
-    return laid.nan_to_num().reshape(-1, laid.shape[-1]).sum(0)
 
 
 LONGEST_PIECE = 400
@@ -354,13 +340,9 @@ def shrunk(image: Tensor, side: int = SIDE) -> Tensor:
 @cache
 def _palette(stops: tuple[tuple[int, int, int], ...], count: int = 256) -> bytes:
     """Colours between the stops, evenly."""
-    out = bytearray()
-    for place in range(count):
-        at = place / (count - 1) * (len(stops) - 1)
-        left = min(int(at), len(stops) - 2)
-        part = at - left
-        out += bytes(round(a + part * (b - a)) for a, b in zip(stops[left], stops[left + 1], strict=True))
-    return bytes(out)
+    at = np.linspace(0, len(stops) - 1, count)
+    channels = [np.interp(at, range(len(stops)), channel) for channel in zip(*stops, strict=True)]
+    return np.stack(channels, 1).round().astype(np.uint8).tobytes()
 
 
 def _address(pixels: Tensor, palette: bytes | None) -> str:

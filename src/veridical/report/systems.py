@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from veridical.concepts import Comparison, Concepts, Embeddings, split
@@ -21,8 +20,6 @@ from veridical.report.rendering import plain
 from veridical.values.evaluation import Evaluation
 from veridical.values.scores import Scores
 from veridical.values.task import Task
-
-BINS = 30
 
 
 def is_path(evaluation: Evaluation, metric: str) -> bool:
@@ -41,34 +38,22 @@ def paths(evaluation: Evaluation, statuses: Mapping[str, str]) -> list[dict[str,
         held = {who: evaluation.scores[who, what] for who in statuses if (who, what) in evaluation.scores}
         path = next(iter(held.values())).provenance.get("path")
         lines = [{"label": who, "status": statuses.get(who, PLAIN), **_moved(s)} for who, s in held.items()]
-        out.append({"metric": what, "path": path, "lines": lines, "search": _search(path)})
+        out.append({"metric": what, "path": path, "lines": lines})
     return out
 
 
 def _moved(scores: Scores) -> dict[str, Any]:
     def mean(name: str) -> Tensor:
-        return scores.details[name].double().nanmean(1).nanmean(0)
+        return scores.details.get(name, scores.values).double()
 
     return {
-        "x": mean("model_distortion"),
-        "y": mean("explanation_distortion"),
-        "score": float(scores.details.get("q", scores.values).double().nanmean()),
+        "x": mean("model_distortion").nanmean(1).nanmean(0),
+        "y": mean("explanation_distortion").nanmean(1).nanmean(0),
+        "score": float(mean("q").nanmean()),
+        "ceiling": float(mean("ceiling").nanmean()),
+        "partial": float(mean("partial").nanmean()),
         "iso": scores.provenance.get("iso_sigma"),
-        **{name: float(scores.details[name].double().nanmean()) for name in ("ceiling", "partial")},
     }
-
-
-def _search(path: Any) -> list[dict[str, Any]]:
-    """How many predictions stayed at each noise that was tried, as found and as fitted."""
-    if not isinstance(path, Mapping) or not path.get("searched"):
-        return []
-    chance = [path.get("chance")] * len(path["searched"])
-    lines = (
-        ("fitted", "best", path["fitted"]),
-        ("found", "trusted", path["agreement"]),
-        ("chance", "control", chance),
-    )
-    return [{"label": name, "status": colour, "x": path["searched"], "y": y} for name, colour, y in lines]
 
 
 def robustness(found: RobustnessTable | None) -> dict[str, Any] | None:
@@ -87,32 +72,21 @@ def robustness(found: RobustnessTable | None) -> dict[str, Any] | None:
 
 
 def standing(found: Standing) -> dict[str, Any]:
-    """For each sample: the histogram of random rankings, and the place of the explanation among them."""
+    """For each sample: the share of random rankings that the explanation beats."""
+    columns = zip(
+        found.ids.tolist(),
+        found.percentile.tolist(),
+        found.low.tolist(),
+        found.high.tolist(),
+        found.method,
+        strict=True,
+    )
+    names = ("id", "percentile", "low", "high", "method")
     return {
         "explainer": found.explainer,
         "metric": found.metric,
         "said": repr(found),
-        "samples": [_rank_of(found, at, identity) for at, identity in enumerate(found.ids.tolist())],
-    }
-
-
-def _rank_of(found: Standing, at: int, identity: int) -> dict[str, Any]:
-    drawn = found.sample[at].double().cpu()
-    drawn = drawn[drawn.isfinite()]
-    counts, edges = torch.zeros(1), torch.tensor([0.0, 1.0])
-    if len(drawn):
-        counts, edges = torch.histogram(drawn, BINS)
-    own = float(found.quality[at])
-    return {
-        "id": identity,
-        "edges": edges,
-        "counts": [int(count) for count in counts.tolist()],
-        "own": own,
-        "inverse": own - float(found.gap[at]),
-        "percentile": float(found.percentile[at]),
-        "low": float(found.low[at]),
-        "high": float(found.high[at]),
-        "method": found.method[at],
+        "samples": [dict(zip(names, row, strict=True)) for row in columns],
     }
 
 

@@ -19,7 +19,7 @@ from veridical.auditing import Audit
 from veridical.core.files import checksum, read_file
 from veridical.models.inner_units import Switched
 from veridical.models.prompts import PromptModel
-from veridical.report.rendering import FORMATS, read, render
+from veridical.report.rendering import read, render
 from veridical.values.content_hash import content_digest, hash_tensors
 from veridical.values.tables import csv_text
 from veridical.values.task import Task
@@ -103,13 +103,15 @@ def verify_report(folder: str | Path) -> list[str]:
 
 
 def _pages(folder: Path, contents: Mapping[str, Any]) -> list[str]:
-    there = [(format, folder / PAGES[format]) for format in FORMATS if (folder / PAGES[format]).is_file()]
-    if contents.get("version") != __version__:
-        made = contents.get("version")
-        return [f"{p.name} was drawn by veridical {made}, which alone can draw it again" for _, p in there]
+    there = {format: folder / page for format, page in PAGES.items() if (folder / page).is_file()}
+    made = contents.get("version")
+    if made != __version__:
+        return [
+            f"{p.name} was drawn by veridical {made}, which alone can draw it again" for p in there.values()
+        ]
     return [
         f"{path.name} is not the page of report.json"
-        for format, path in there
+        for format, path in there.items()
         if read_file(path) != render(contents, format).encode()
     ]
 
