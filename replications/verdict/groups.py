@@ -21,7 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from veridical.functional import best_probability, leading_group, mean_units, win_units
+from replications.verdict.best_probability import best_probability
+from veridical.functional import leading_group, mean_units, win_units
 
 SIZES = (24, 64, 200)
 METHODS, METRICS = 5, 4

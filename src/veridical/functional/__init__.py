@@ -24,7 +24,6 @@ from veridical.functional.responses import area_under_curve, round_to_grid
 from veridical.functional.selection import (
     GroupStep,
     LeadingGroup,
-    best_probability,
     leading_group,
     mean_units,
 )
@@ -47,7 +46,6 @@ __all__ = [
     "SignedRank",
     "area_under_curve",
     "average_ranks",
-    "best_probability",
     "betting_p",
     "betting_wealth",
     "bootstrap_interval",
