@@ -24,7 +24,6 @@ import veridical as vd
 from benchmarks.launches import counted
 from benchmarks.networks import resnet18
 from veridical.explainers import Explainer, as_explainer
-from veridical.models.predictor import Session
 
 NAMES = ["gradient", "lrp", "lrp_epsilon", "lrp_gamma", "lrp_z_plus", "deeplift", "deeplift_shap"]
 NAMES += ["guided_backprop"]
@@ -91,7 +90,7 @@ def main() -> None:
     for name in sys.argv[1:] or NAMES:
         explainer = as_explainer(name)
         cost = explainer(task).cost
-        with Session(task.predictor, grad=True):
+        with task.session(grad=True):
             runs = {"bare": bare(task, cost.forward, cost.backward), "map": mapped(explainer, task)}
             took = milliseconds(runs)
             done = {who: operations(run) for who, run in runs.items()}

@@ -277,7 +277,7 @@ def test_a_cache_folder_serves_the_second_run(tmp_path: Path) -> None:
     first = vd.evaluate(task(), names, ["sparseness"], cache=tmp_path)
     again = task()
     second = vd.evaluate(again, names, ["sparseness"], cache=tmp_path)
-    assert again.predictor.meter.forward == 0
+    assert again.predictor.meter.here.forward == 0
     for cell in first.scores:
         assert torch.equal(first[cell].values, second[cell].values)
     assert vd.score("sparseness", again, "saliency", cache=tmp_path).cost == vd.models.Cost(0, 0)

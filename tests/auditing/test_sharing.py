@@ -89,8 +89,8 @@ def test_one_that_raises_leaves_the_others(task):
 def test_two_calls_share_nothing(task):
     made = []
     for context in (Context(), Context()):
-        parts = context, context.with_key(Key(1)), context.on_behalf(Key(2))
-        assert [part.memo.once(task, "x", lambda: made.append(1)) for part in parts] == [None] * 3
+        parts = context, context.with_key(Key(1))
+        assert [part.memo.once(task, "x", lambda: made.append(1)) for part in parts] == [None] * 2
     assert len(made) == 2
 
 

@@ -69,9 +69,9 @@ def test_what_is_outside_a_segment_is_never_seen():
 def test_one_row_a_segment_under_the_class_of_its_image():
     task = task_of()
     parts = vd.concepts.split(task)
-    before = task.predictor.meter.forward
+    before = task.predictor.meter.here.forward
     found = vd.concepts.segment_embeddings(parts, task.inputs, halves)
-    assert task.predictor.meter.forward - before == 20 + 10
+    assert task.predictor.meter.here.forward - before == 20 + 10
     assert tuple(found.values.shape) == (20, 7)
     assert torch.equal(found.outputs[::2], task.outputs)
     left = MaskedModel(task.model, "3")(task.inputs[3:4], halves(task.inputs[3:4]) == 0)

@@ -45,13 +45,13 @@ def test_the_last_linear_layer_that_runs_is_found():
 
 def test_every_row_is_counted_once():
     task = task_of(Pooled(), 1, 8, 8, plan=vd.Plan(rows=8))
-    before = task.predictor.meter.forward
+    before = task.predictor.meter.here.forward
     parts = vd.concepts.split(task)
     parts.test()
     parts.train()
-    assert task.predictor.meter.forward - before == 11 + 9
+    assert task.predictor.meter.here.forward - before == 11 + 9
     parts.test()
-    assert task.predictor.meter.forward - before == 11 + 9
+    assert task.predictor.meter.here.forward - before == 11 + 9
 
 
 def test_positions_average_to_the_embedding():

@@ -191,7 +191,7 @@ class _Borrowing(Explainer):
     name: ClassVar[str] = "borrowing"
 
     def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
-        return Lime(draws=40).maps(task, context.on_behalf(context.key))
+        return Lime(draws=40)(task, context.key, context.memo).values
 
 
 @dataclass(frozen=True)

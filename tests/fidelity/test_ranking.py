@@ -164,10 +164,10 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[vd.Task, vd.fidel
 
 def test_a_linear_model_is_ranked_right_by_all(studied) -> None:
     task, tuned, folder = studied
-    before = task.predictor.meter.forward
+    before = task.predictor.meter.here.forward
     study = ranking_study(task, true_maps(task), finetuned=tuned, repeats=2, draws=6, cache=folder)
     sizes, asked = 19, 1 + 6 + 6 + 1
-    assert task.predictor.meter.forward - before == 60 * sizes * 2 * asked * (6 + 5)
+    assert task.predictor.meter.here.forward - before == 60 * sizes * 2 * asked * (6 + 5)
     for name in ("Fid", "RFid", "FFid", "Fid + fine-tuning"):
         macro = study.agreements[name].macro
         assert macro["MoRF vs GT"][0] < -0.9, name

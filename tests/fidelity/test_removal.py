@@ -155,9 +155,9 @@ def test_cost_is_sizes_times_draws(metric: vd.Metric, rows: int) -> None:
 def test_one_pass_gives_both_signs_and_equals_two() -> None:
     task = linear_task(features=14)
     explanation = vd.explain("gradient", task)
-    before = task.predictor.meter.forward
+    before = task.predictor.meter.here.forward
     both = measure(task, explanation, task.targets, levels=LEVELS, draws=5)
-    assert task.predictor.meter.forward - before == 6 * 19 * 2 * 5
+    assert task.predictor.meter.here.forward - before == 6 * 19 * 2 * 5
     for sign in SIGNS:
         alone = measure(task, explanation, task.targets, levels=LEVELS, draws=5, signs=(sign,))
         assert torch.equal(both[sign].indicator.nan_to_num(9), alone[sign].indicator.nan_to_num(9))

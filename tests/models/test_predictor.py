@@ -160,7 +160,7 @@ def test_a_chunk_is_halved_until_it_fits(error: Exception) -> None:
     torch.testing.assert_close(task.predictor.outputs(task.inputs), expected)
     meter = task.predictor.meter
     assert meter.cost.forward == 20
-    assert meter.halvings == 2
+    assert meter.here.halvings == 2
     assert all(n == 8 for n in task.predictor.model.calls[2:])  # after the first look: one row, then two
 
 
@@ -202,7 +202,7 @@ def test_other_errors_and_the_smallest_chunk_are_not_retried() -> None:
     task = vd.Task(model, ROWS, plan=Plan(rows=64))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         _ = task.outputs
-    assert task.predictor.meter.halvings == 0
+    assert task.predictor.meter.here.halvings == 0
     hopeless = vd.Task(Watched(1, ERRORS[0]), ROWS, plan=Plan(rows=64))
     with pytest.raises(torch.cuda.OutOfMemoryError):
         _ = hopeless.outputs

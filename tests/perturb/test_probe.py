@@ -257,11 +257,11 @@ def test_masks_are_asked_for_in_blocks_and_never_all_at_once() -> None:
             return block
 
     rule = Watching(random_masks(task, 40))
-    before = task.predictor.meter.forward
+    before = task.predictor.meter.here.forward
     probe(task, rule, key=KEY)
     assert max(asked) <= 16
     assert sum(asked) == 5 * 40
-    assert task.predictor.meter.forward - before == 5 * 40
+    assert task.predictor.meter.here.forward - before == 5 * 40
 
 
 MEASURE = """

@@ -150,7 +150,7 @@ def test_on_eight_columns_whoever_asks_by_masks_asks_each_once() -> None:
     n, rows = 8, 5
     task = columns(n, rows)
     _ = task.outputs
-    meter, before = task.predictor.meter, task.predictor.meter.forward
+    meter, before = task.predictor.meter, task.predictor.meter.here.forward
     black_boxes, memo = [], Memo()
     for name in explainer_registry:
         made = explainer_registry.make(name)
@@ -174,18 +174,18 @@ def test_on_eight_columns_whoever_asks_by_masks_asks_each_once() -> None:
     metric_registry.make("random_logit")(task, explainer_registry.make("exact_shapley"), memo=memo)  # type: ignore[operator]
     assert len(black_boxes) > 8
     assert len(judging) > 20
-    assert meter.forward - before <= 3 * (2**n - 1) * rows
+    assert meter.here.forward - before <= 3 * (2**n - 1) * rows
 
 
 def test_subsets_and_other_targets_share_the_answers() -> None:
     task = columns(5)
     memo, metric = Memo(), vd.api.as_metric("pixel_flipping")
     RFid()(task, task_map(task, torch.rand(3, 5)), memo=memo)
-    before = task.predictor.meter.forward
+    before = task.predictor.meter.here.forward
     part = task[torch.tensor([2, 0])].with_targets([1, 1])
     maps = torch.rand(2, 5)
     got = metric(part, task_map(part, maps), memo=memo)
-    assert task.predictor.meter.forward == before
+    assert task.predictor.meter.here.forward == before
     alone = vd.score("pixel_flipping", columns(5)[torch.tensor([2, 0])].with_targets([1, 1]), maps)
     torch.testing.assert_close(got.values, alone.values)
 

@@ -139,9 +139,9 @@ def test_deleting_pixels_asks_the_model_and_counts_it():
     task = pooled_task()
     parts = vd.concepts.split(task)
     concepts = Concepts.of(torch.eye(6)[:2], torch.ones(3, 2))
-    before = task.predictor.meter.forward
+    before = task.predictor.meter.here.forward
     curve = pixel_deletion(concepts, parts, task.inputs, share=0.01)
-    assert task.predictor.meter.forward - before == 12 * 3
+    assert task.predictor.meter.here.forward - before == 12 * 3
     assert tuple(curve.values.shape) == (12, 3)
     with pytest.raises(InputError, match="between 0 and 1"):
         pixel_deletion(concepts, parts, task.inputs, share=2)
@@ -195,9 +195,9 @@ def test_masked_deletion_counts_its_rows():
     task = bright_task()
     parts = vd.concepts.split(task)
     concepts = Concepts.of(torch.ones(1, 1), torch.ones(2, 1))
-    before = task.predictor.meter.forward
+    before = task.predictor.meter.here.forward
     pixel_deletion(concepts, parts, task.inputs, "masked")
-    assert task.predictor.meter.forward - before == 2 * len(task)
+    assert task.predictor.meter.here.forward - before == 2 * len(task)
 
 
 def test_deletion_refuses_what_has_no_predicted_class(test):

@@ -22,7 +22,7 @@ from veridical.errors import FormatError, InputError, NotApplicableError
 from veridical.explainers.diagnostics import check_completeness, check_repeatability
 from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
-from veridical.models.predictor import Session, free_memory, out_of_memory
+from veridical.models.predictor import free_memory, out_of_memory
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -186,7 +186,7 @@ class Explainer(Settings):
         noisy = task.reference is not task and self._tells_outputs(task)
         parts: list[Tensor] = []
         outputs: list[Any] = []
-        with Session(worked_on.predictor, "gradient" in self.needs):
+        with worked_on.predictor.session("gradient" in self.needs):
             for piece in pieces:
                 parts.append(self._maps(piece, own))
                 outputs += [context.memo.found(piece, "outputs")] if noisy else []

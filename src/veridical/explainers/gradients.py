@@ -17,7 +17,7 @@ from veridical.errors import InputError, NotApplicableError, VeridicalError
 from veridical.explainers.base import Explainer, keep_outputs, register, selected
 from veridical.explainers.diagnostics import difference_from_baselines
 from veridical.models.context import Context
-from veridical.models.predictor import Session, call, out_of_memory, repeat_side
+from veridical.models.predictor import call, out_of_memory, repeat_side
 from veridical.values.task import Task
 
 
@@ -50,7 +50,7 @@ def gradient(task: Task, x: Tensor | None = None, context: Context | None = None
     side, targets = task.side, task.targets
     if times > 1:
         side, targets = repeat_side(side, times), targets.repeat_interleave(times)
-    with Session(task.predictor, grad=True) as model:
+    with task.session(grad=True) as model:
         outputs = call(model, rows, side)
         if context is not None:
             keep_outputs(context, task, outputs)

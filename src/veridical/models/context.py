@@ -80,10 +80,6 @@ class Context:
         """The same call with another key."""
         return replace(self, key=key)
 
-    def on_behalf(self, key: Key) -> Context:
-        """For maps that one method asks of another: nothing is noted of them."""
-        return replace(self, key=key, halves=None, notice=None)
-
     @property
     def cost(self) -> Cost:
         """Rows asked since the call began."""

@@ -70,21 +70,6 @@ class Meter(threading.local):
         """What this thread has asked, as a cost; a difference of two is the cost of what lay between."""
         return Cost(self.here.forward, self.here.backward, self.here.rows)
 
-    @property
-    def forward(self) -> int:
-        """Rows this thread has asked forward."""
-        return self.here.forward
-
-    @property
-    def backward(self) -> int:
-        """Rows this thread has asked backward."""
-        return self.here.backward
-
-    @property
-    def halvings(self) -> int:
-        """How often this thread had to halve a chunk."""
-        return self.here.halvings
-
     def add(self, cost: Cost) -> None:
         """Count rows that were asked without a call of the model."""
         self.here.forward += cost.forward

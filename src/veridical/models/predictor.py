@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,43 +22,6 @@ from veridical.models.private_copy import Snapshot, WorkingCopy, explained_rows
 from veridical.models.weights import Weights
 
 _NOTHING = nullcontext()
-
-
-class Session(AbstractContextManager["CountedModel"]):
-    """A predictor's working copy made ready, for as long as the block lasts; written for short blocks.
-
-    The first session of a thread refuses where the caller's model has changed.
-    """
-
-    def __init__(self, predictor: Predictor, grad: bool | None = False) -> None:
-        self._predictor, self._grad = predictor, grad
-
-    def __enter__(self) -> CountedModel:
-        predictor = self._predictor
-        own = predictor.source.working
-        self._planned: AbstractContextManager[None] = _NOTHING
-        if not own.sessions:
-            predictor.source.check()
-            self._planned = _as_planned(predictor.plan, predictor.device.type)
-        self._planned.__enter__()
-        try:
-            if not own.sessions:
-                own.restore_buffers()
-            own.load(predictor.weights)
-        except BaseException as error:
-            self._planned.__exit__(type(error), error, error.__traceback__)
-            raise
-        self._own, self._graded = own, torch.is_grad_enabled()
-        own.sessions += 1
-        if self._grad is not None:
-            torch.set_grad_enabled(self._grad)
-        return predictor.view
-
-    def __exit__(self, *error: Any) -> None:
-        if self._grad is not None:
-            torch.set_grad_enabled(self._graded)
-        self._own.sessions -= 1
-        self._planned.__exit__(*error)
 
 
 @contextmanager
@@ -89,20 +52,6 @@ Side = tuple[Tensor, ...] | dict[str, Tensor]
 Output = Callable[[Any], Tensor]
 Wrap = Callable[[nn.Module], nn.Module]
 After = Callable[[Tensor, Tensor], Tensor]
-
-
-class _CountBackward(torch.autograd.Function):
-    """Identity whose backward pass counts its rows."""
-
-    @staticmethod
-    def forward(ctx: Any, outputs: Tensor, tally: Tally) -> Tensor:
-        ctx.tally = tally
-        return outputs.view_as(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ctx.tally.backward += len(grad)
-        return grad, None
 
 
 def _count_backward(tally: Tally, gradient: Tensor) -> None:
@@ -151,12 +100,10 @@ class CountedModel(nn.Module):
         tally.forward += rows
         if isinstance(self.module, torch.jit.ScriptModule):
             tally.rows += rows
-        if outputs.grad_fn is not None:
+        if outputs.requires_grad:
+            # a view: of a model that answers with its very input, a hook would stay on the caller's tensor
+            outputs = outputs if outputs.grad_fn is not None else outputs.view_as(outputs)
             outputs.register_hook(partial(_count_backward, tally))
-        elif outputs.requires_grad:
-            # a model that answers with its very input: a hook would stay on the caller's tensor
-            counted: Tensor = _CountBackward.apply(outputs, tally)  # type: ignore[no-untyped-call]
-            return counted
         return outputs
 
 
@@ -291,17 +238,32 @@ class Predictor:
         """This very module, made of this thread's copy, in the place of the copy; for use in this thread."""
         return replace(self, wraps=(lambda _: model,), output=output or self.output)
 
-    def session(self, grad: bool | None = False) -> Session:
-        """The plan's precision and threads, gradients only if asked, a look whether the model has changed.
+    @contextmanager
+    def session(self, grad: bool | None = False) -> Iterator[CountedModel]:
+        """The working copy made ready, under the plan's precision and threads; gradients only if asked.
 
-        With `grad=None` gradients stay as they are: for a session around many others, be they of this
-        predictor or of those made from it, which find all else in place.
+        The first session of a thread refuses where the caller's model has changed. With `grad=None`
+        gradients stay as they are: for a session around many others, of this predictor or of those made from
+        it, which find all else in place.
         """
-        return Session(self, grad)
+        own = self.source.working
+        with ExitStack() as opened:
+            if not own.sessions:
+                self.source.check()
+                opened.enter_context(_as_planned(self.plan, self.device.type))
+                own.restore_buffers()
+            own.load(self.weights)
+            if grad is not None:
+                opened.enter_context(torch.set_grad_enabled(grad))
+            own.sessions += 1
+            try:
+                yield self.view
+            finally:
+                own.sessions -= 1
 
     def outputs(self, x: Tensor, side: Side = ()) -> Tensor:
         """All outputs (rows, C) for rows of any number, chunk by chunk, without gradients."""
-        with Session(self):
+        with self.session():
             outputs = self.chunk(x, side)
             check_finite(outputs)
         return outputs

@@ -156,7 +156,7 @@ class WorkingCopy:
         """The weights that are in it: None the snapshot's own, UNKNOWN perhaps others."""
         self._own: list[Tensor] = []
         self._clean: list[Tensor] = []
-        self._buffers: list[_Buffer] = []
+        self._buffers: list[tuple[Any, str, Tensor, Tensor]] = []
         if not snapshot.shared:
             # by name: a copy that somebody else made may list its layers in another order
             clean, own = dict(snapshot.module.named_parameters()), self.parameters
@@ -187,31 +187,15 @@ class WorkingCopy:
         if self._buffer_versions() == self._versions:
             return
         with torch.no_grad():
-            for buffer in self._buffers:
-                buffer.restore()
+            for table, name, own, clean in self._buffers:
+                own.copy_(clean)
+                table[name] = own
         self._versions = self._buffer_versions()
 
     def _buffer_versions(self) -> list[tuple[int, int]]:
-        return [buffer.state() for buffer in self._buffers]
-
-
-class _Buffer:
-    """One buffer of a snapshot, and the tensor that stands for it in a copy."""
-
-    def __init__(self, clean: nn.Module, copied: nn.Module, name: str) -> None:
-        self._clean, self._table, self._name = clean._buffers[name], copied._buffers, name
-        self._tensor = copied._buffers[name]
-
-    def state(self) -> tuple[int, int]:
-        """Which tensor is there now, and how often it was written to."""
-        now = self._table[self._name] if self._name in self._table else None  # noqa: SIM401 (a script has no get)
-        return id(now), -1 if now is None else version(now)
-
-    def restore(self) -> None:
-        """Put the snapshot's value back."""
-        if self._clean is not None and self._tensor is not None:
-            self._tensor.copy_(self._clean)
-        self._table[self._name] = self._tensor
+        """Which tensor each buffer is now, and how often it was written to."""
+        now = [table[name] if name in table else None for table, name, *_ in self._buffers]  # noqa: SIM401
+        return [(id(tensor), -1 if tensor is None else version(tensor)) for tensor in now]
 
 
 def private_copy(model: Any, copier: Copier | None = None) -> Any:
@@ -287,12 +271,14 @@ def _fill(made: nn.Module, model: nn.Module) -> None:
             ours[name].copy_(theirs[name])
 
 
-def _buffers(clean: nn.Module, copied: nn.Module) -> Iterator[_Buffer]:
+def _buffers(clean: nn.Module, copied: nn.Module) -> Iterator[tuple[Any, str, Tensor, Tensor]]:
+    """Each buffer of a copy: the table it is in, its name, its tensor, and the snapshot's."""
     there = dict(copied.named_modules())
     for path, module in clean.named_modules():
-        for name, value in module._buffers.items() if path in there else ():
-            if value is not None and name in there[path]._buffers:
-                yield _Buffer(module, there[path], name)
+        table = there[path]._buffers if path in there else {}
+        for name, value in module._buffers.items():
+            if value is not None and name in table and (own := table[name]) is not None:
+                yield table, name, own, value
 
 
 def _ready_for_gradients(model: nn.Module) -> None:

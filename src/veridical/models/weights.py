@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -26,9 +26,6 @@ WRAPPERS = ("_orig_mod.", "module.")
 THREADED = 2**20
 """Parameters from which on noise is drawn by several threads: a small draw is over before one has begun."""
 
-
-KEPT_BYTES = 2**31
-"""GPU memory for noise that is drawn once and met by every score of a task."""
 SHARES = 8
 """Into how many tasks a draw is divided."""
 
@@ -102,9 +99,8 @@ def fitting(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 class NoiseSource:
     """Draws weight noise for one model, on the CPU by key and parameter name: the same on every device.
 
-    The last draws are kept: two, since one serves every strength and a world and those around it are written
-    in turn; on a GPU as many as `KEPT_BYTES` hold, since all scores of a task meet the same noise and to draw
-    it takes longer there than to ask the model. Noise depends on keys and names alone, so it is never stale.
+    The last two draws are kept, since one serves every strength, and a perturbed model and those around it
+    are written in turn. Noise depends on keys and names alone, so it is never stale.
     """
 
     def __init__(self, model: nn.Module, layer: str | None = None) -> None:
@@ -117,50 +113,30 @@ class NoiseSource:
         self.device = next(iter(chosen.values())).device
         self.size = sum(value.numel() for value in chosen.values())
         self._keyed_by = _drawn_names(list(chosen))
-        self._kept: dict[Key, Noise] = {}
+        self._latest: list[tuple[Key, Noise]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_kept": {}}  # whoever gets it draws again
+        return {**vars(self), "_latest": []}  # whoever gets it draws again
 
     def __call__(self, key: Key) -> Noise:
         """The noise of a key."""
-        noise = self._kept.get(key)
+        latest = self._latest
+        noise = next((drawn for known, drawn in latest if known == key), None)
         if noise is None:
-            noise = self.begin(key, pool() if self.size >= THREADED else None)()
-        return self.keep(key, noise)
-
-    def keep(self, key: Key, noise: Noise) -> Noise:
-        """Keep this noise as the latest."""
-        others = [(known, drawn) for known, drawn in self._kept.items() if known != key]
-        most = max(1, KEPT_BYTES // (4 * self.size) - 1) if self.device.type == "cuda" else 1
-        self._kept = {**dict(others[-most:]), key: noise}
+            noise = self._drawn(key)
+        self._latest = [(key, noise), *(each for each in latest if each[0] != key)][:2]
         return noise
 
-    def has(self, key: Key) -> bool:
-        """Whether the noise of a key is kept."""
-        return key in self._kept
-
-    def begin(self, key: Key, threads: Executor | None) -> Callable[[], Noise]:
-        """Begin to draw in these threads; the call that comes back waits for the noise."""
-        on_gpu = self.device.type == "cuda"
-        flat = torch.empty(self.size, pin_memory=on_gpu)
+    def _drawn(self, key: Key) -> Noise:
+        flat = torch.empty(self.size, pin_memory=self.device.type == "cuda")
         sizes = [shape.numel() for shape in self.shapes.values()]
         parts = list(zip(self._keyed_by, flat.split(sizes), strict=True))
-        begun = (
-            [] if threads is None else [threads.submit(draw_noise, key, share) for share in _shares(parts)]
-        )
-
-        def collect() -> Noise:
-            for each in begun:
-                each.result()
-            if threads is None:
-                draw_noise(key, parts)
-            # in one piece: a GPU then fetches once, and waits for nothing
-            there = flat.to(self.device, non_blocking=True) if on_gpu else flat
-            pieces = zip(self.shapes.items(), there.split(sizes), strict=True)
-            return {name: piece.view(shape) for (name, shape), piece in pieces}
-
-        return collect
+        if self.size >= THREADED:
+            list(pool().map(partial(draw_noise, key), _shares(parts)))
+        else:
+            draw_noise(key, parts)
+        pieces = zip(self.shapes.items(), flat.to(self.device).split(sizes), strict=True)
+        return {name: piece.view(shape) for (name, shape), piece in pieces}
 
 
 def _shares(parts: list[tuple[str, Tensor]]) -> list[list[tuple[str, Tensor]]]:

@@ -18,7 +18,7 @@ from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.models.context import Memo
 from veridical.models.output_heads import Response
-from veridical.models.predictor import Session, check_finite, repeat_side, take_side
+from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.perturb import subset_table
 from veridical.perturb.fills import Backgrounds, Fill
 from veridical.perturb.masked_task import MaskedTask
@@ -180,7 +180,7 @@ def _ask(
     result = touched = buffer = None
     if matters is not None:
         touched = torch.empty(samples, masks, dtype=torch.bool, device=task.inputs.device)
-    with Session(predictor):
+    with predictor.session():
         for rows, columns in cut:
             x = task.inputs[rows]
             removed = rule.removed(rows, columns)

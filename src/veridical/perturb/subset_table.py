@@ -14,7 +14,7 @@ from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.models.context import Memo
-from veridical.models.predictor import Session, take_side
+from veridical.models.predictor import take_side
 from veridical.perturb.fills import (
     Backgrounds,
     Blur,
@@ -133,7 +133,7 @@ def answers_to(task: MaskedTask, codes: Tensor, behind: Backgrounds, memo: Memo)
     if matters is not None:
         codes = codes & torch.where(matters, _bits(task), 0).sum(-1, keepdim=True)
     # a session, though nothing may be left to ask: it looks whether the model is still the one that answered
-    with Session(task.predictor):
+    with task.predictor.session():
         rows = table.rows(task, memo)
         keys = (rows[:, None] << FEW) | codes
         place, known = table.find(keys)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -69,10 +68,7 @@ class Explanation:
                 f"explanation has shape {tuple(values.shape)}, expected {shape}: "
                 f"{shape[0]} samples x {shape[1]} {self.space.kind} features"
             )
-        # NaN and infinity both show in the largest size, so that one number is enough as a rule
-        whole = self.space.valid is None and values.numel() > 0
-        whole = whole and math.isfinite(float(values.abs().amax()))
-        object.__setattr__(self, "whole", whole or self._checked(values))
+        object.__setattr__(self, "whole", self._checked(values))
         object.__setattr__(self, "written", (id(values), _writes(values)))
         if self.given_order is not None:
             check_order(self.given_order, self._existing(), self.explainer)

@@ -9,13 +9,13 @@ from enum import StrEnum
 from numbers import Real
 from pathlib import Path
 from statistics import NormalDist
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from veridical.core import files
+from veridical.core.settings import check_settings
 from veridical.errors import InputError, ShapeError
 from veridical.functional import bootstrap_interval
 from veridical.models.cost import Cost
@@ -146,14 +146,11 @@ class Scores:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for what, kinds in _KINDS.items():
-            given = getattr(self, what)
-            if not isinstance(given, kinds):
-                expected = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
-                raise InputError(f"Scores: {what} is of type {expected}, got {given!r:.80}")
+        check_settings(self)
         if self.values.shape != self.ids.shape[:1]:
             raise ShapeError(f"scores have shape {tuple(self.values.shape)}, expected ({len(self.ids)},)")
-        values, flags = _finite_or_flagged(self.values.detach().to(torch.float64), _raised(self.flags))
+        raised = {reason: mask.bool() for reason, mask in self.flags.items() if bool(mask.any())}
+        values, flags = _finite_or_flagged(self.values.detach().to(torch.float64), raised)
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "flags", flags)
 
@@ -283,20 +280,6 @@ class Scores:
         return html_summary(repr(self), ("sample", "value"), rows[:10])
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "values": (Tensor,),
-    "direction": (Direction,),
-    "metric": (str,),
-    "ids": (Tensor,),
-    "explainer": (str, NoneType),
-    "flags": (Mapping,),
-    "curve": (Curve, NoneType),
-    "details": (Mapping,),
-    "cost": (Cost,),
-    "provenance": (Mapping,),
-}
-
-
 def joined(parts: Sequence[Scores]) -> Scores:
     """The scores of parts that follow each other as one; costs add up, details stay where shapes agree."""
     first = parts[0]
@@ -334,16 +317,6 @@ def joined(parts: Sequence[Scores]) -> Scores:
         cost,
         first.provenance,
     )
-
-
-def _raised(flags: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The flags that any sample carries; looked at together, as every look waits for a GPU."""
-    masks = {reason: mask.bool() for reason, mask in flags.items()}
-    if len({(mask.shape, mask.device) for mask in masks.values()}) == 1 and len(masks) > 1:
-        seen = torch.stack([*masks.values()]).flatten(1).any(-1).tolist()
-    else:
-        seen = [bool(mask.any()) for mask in masks.values()]
-    return {reason: mask for (reason, mask), some in zip(masks.items(), seen, strict=True) if some}
 
 
 BEYOND, ABSENT = "beyond the range of numbers", "has no value"

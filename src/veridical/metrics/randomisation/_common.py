@@ -11,7 +11,7 @@ from torch import Tensor
 from veridical.core.space import Space
 from veridical.functional import centred_ranks, cosine, has_spread, pearson, rms_normalise, ssim
 from veridical.metrics import Curve, Key, Task
-from veridical.models.randomised_layers import cascade, drawing, randomised
+from veridical.models.randomised_layers import cascade, randomised, randomised_by_layer
 from veridical.models.weights import Replaced, layers
 
 Order = Literal["top_down", "bottom_up", "independent"]
@@ -26,7 +26,7 @@ def randomised_models(task: Task, order: Order, key: Key) -> Iterator[Task]:
     """
     module = task.predictor.unwrapped
     steps = cascade(module, order)
-    fresh = drawing(module, list(dict.fromkeys(layer for names in steps for layer in names)), key)()
+    fresh = randomised_by_layer(module, list(dict.fromkeys(layer for names in steps for layer in names)), key)
     for names in steps:
         yield _with_fresh(task, {n: value for layer in names for n, value in fresh[layer].items()})
 
