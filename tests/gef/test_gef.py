@@ -76,6 +76,24 @@ def test_constant_map_scores_zero_and_is_flagged() -> None:
     assert scores.flagged == {CONSTANT: 6, "the explanation does not move": 6}
 
 
+def test_a_map_that_moves_as_far_at_every_level_is_not_said_to_stand_still() -> None:
+    scores = vd.score(FastGEF(path=(0.1, 0.5, 1.0)), vd.tasks.load("digits")[:16], "random_k")
+    alike = scores.flags["the explanation moves as far at every level"]
+    moved = scores.details["explanation_distortion"]
+    assert bool(alike.any())
+    assert float(moved.min()) > 1
+    assert bool((moved[alike].amax(-1) - moved[alike].amin(-1)).amin(-1).lt(1e-9).all())
+    assert "the explanation does not move" not in scores.flagged
+
+
+def test_more_models_around_each_tell_more_of_the_jacobian() -> None:
+    task = tiny_task("table", 4)
+    metric = GEF(form="jacobian", draws=1, steps=2, path=(0.05, 0.1, 0.2))
+    rows = [vd.score(replace(metric, output_draws=k), task, "gradient").cost.backward for k in (5, 6, 20)]
+    # at least two around each step for each of three outputs
+    assert rows == [4 * (1 + 3 * 2 * (1 + k)) for k in (6, 6, 20)]
+
+
 @pytest.mark.parametrize(("form", "bias"), [("fast", 0.0), ("arc", 0.0), ("reference", 0.04)])
 def test_random_maps_score_zero_on_average(form: str, bias: float) -> None:
     """But for the published form: its running mean of skewed products rises more often than it falls.

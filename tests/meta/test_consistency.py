@@ -78,6 +78,30 @@ def test_everything_matches_the_slow_rewrite(seed, ties, shape):
         close(found.mc, found.vector.mean())
 
 
+def test_a_tie_that_breaks_is_no_change_of_ranks():
+    base = torch.full((4, 8), 0.9375, dtype=torch.float64)
+    broken = base[None] + torch.tensor([0.0, 3e-5, 0.0, 3e-5])[:, None]
+    swapped = torch.arange(4.0, dtype=torch.float64)[:, None].expand(4, 8)
+    kept = torch.ones(1, 8, dtype=torch.bool)
+    assert inter_consistency_nr(base, broken, kept).tolist() == [1.0]
+    assert inter_consistency_nr(broken[0], base[None], kept).tolist() == [1.0]
+    # 0 and 2 are below 1 and 3 in one order; of the other only 0 and 3 keep a place
+    assert inter_consistency_nr(broken[0], swapped[None], kept).tolist() == [0.5]
+
+
+@given(st.integers(0, 10_000), st.integers(2, 5))
+def test_the_published_rule_compares_argsort_also_with_ties(seed, levels):
+    g = np.random.default_rng(seed)
+    base, near = (
+        g.integers(levels, size=(4, 9)).astype(float),
+        g.integers(levels, size=(3, 4, 9)).astype(float),
+    )
+    kept = torch.ones(3, 9, dtype=torch.bool)
+    expected = (base.argsort(0, kind="stable") == near.argsort(1, kind="stable")).mean((1, 2))
+    found = inter_consistency_nr(torch.from_numpy(base), torch.from_numpy(near), kept, published=True)
+    close(found, torch.from_numpy(expected))
+
+
 def test_average_first_is_equation_6_as_printed():
     base, near, far, kept_nr, kept_ar = random_scores(3)
     given_ = [torch.from_numpy(a) for a in (base, near, far, kept_nr, kept_ar)]

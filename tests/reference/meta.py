@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
 from scipy.stats import rankdata, wilcoxon
 
 
@@ -25,12 +27,21 @@ def iac(base, perturbed, kept, reverse):
     return np.nanmean(values)
 
 
+def unchanged(before, after):
+    """The most explainers that keep their place in strict orders agreeing with both weak orders."""
+    low, high = ([rankdata(own, method) for own in (before, after)] for method in ("min", "max"))
+    place = np.arange(1, len(before) + 1)
+    first, last = np.maximum(*low)[:, None], np.minimum(*high)[:, None]
+    matched = maximum_bipartite_matching(csr_array((place >= first) & (place <= last)), perm_type="column")
+    return [found >= 0 for found in matched]
+
+
 def iec_nr(base, perturbed, kept):
     shares = []
     for draw, keep in zip(perturbed, kept, strict=True):
         same = []
         for i in np.flatnonzero(keep):
-            same += list(rankdata(base[:, i]) == rankdata(draw[:, i]))
+            same += unchanged(base[:, i], draw[:, i])
         shares.append(np.mean(same) if keep.sum() >= 6 else np.nan)
     return np.nanmean(shares)
 
@@ -51,7 +62,7 @@ def iec_nr_averaged(base, perturbed, kept):
     for i in range(base.shape[1]):
         if kept[:, i].any():
             mean = perturbed[kept[:, i], :, i].mean(0)
-            same += list(rankdata(base[:, i]) == rankdata(mean))
+            same += unchanged(base[:, i], mean)
     return np.mean(same)
 
 

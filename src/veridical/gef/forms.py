@@ -276,11 +276,14 @@ def jacobian(run: Run, sigma: float, draw: int, level: int) -> Moved:
     """The energy T sum_t ||J_t dy_t||^2 along the same path (GEF eq. 12-13, dimensions made consistent).
 
     J_t is the minimum-norm least-squares response of the map to the outputs over K weight perturbations
-    N(1, 1e-3^2) around theta_t, so J_t dy = dE^T a with dY^T a = dy: no V x C matrix is ever formed.
+    N(1, 1e-3^2) around theta_t, at least two for each output (of more than 20 outputs the explained one alone
+    is followed, by K), so J_t dy = dE^T a with dY^T a = dy: no V x C matrix is ever formed.
     """
     task, steps = run.task, run.metric.steps
     one_output = task.n_outputs > MANY_OUTPUTS or task.head == "generation"
-    count = 5 if task.n_outputs > MANY_OUTPUTS else max(5, 2 * task.n_outputs)
+    count = run.metric.output_draws
+    if task.n_outputs <= MANY_OUTPUTS:
+        count = max(count, 2 * task.n_outputs)
     energy = torch.zeros(len(task), dtype=torch.float64, device=task.device)
     fits, spans = [], []
     before = run.per_sample(run.rows.outputs.double())

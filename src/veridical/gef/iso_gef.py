@@ -166,7 +166,7 @@ class IsoSigma(GEF):
         by_level = torch.stack([iso_sigma(m, e, own) for m, e in each], 1)
         flags = {
             **plain.flags,
-            "the explanation does not move": ~has_spread(explanation.mT.nan_to_num()).any(-1),
+            "the explanation does not move": ~(explanation.nan_to_num() > 0).any(-1).any(-1),
             "too few draws at every level": values.isnan() & ~plain.values.isnan(),
         }
         details = {**plain.details, "q": plain.values, "by_level": by_level}

@@ -68,7 +68,7 @@ class GEF(ExplainerMetric):
     steps: Count = 5
     """Steps on the way to a level, T (`arc`, `jacobian`, `reference`)."""
     output_draws: Count = 5
-    """Copies of each model with noise on its outputs, K (`reference`)."""
+    """Copies of each model, K: with noise on its outputs (`reference`) or around it (`jacobian`)."""
     output_noise: NotNegative = 1e-3
     """Standard deviation of that noise."""
     distance: Distance = "euclidean"
@@ -277,8 +277,12 @@ class GEF(ExplainerMetric):
             "model_distortion": model,
             "explanation_distortion": explanation,
         }
+        there = ~compared[1].isnan()
+        flat = ~has_spread(compared[1], there) & (there.sum(-1) >= MIN_LEVELS) & degenerate[:, None]
+        moved = compared[1].nan_to_num().amax(-1) > 0
         flags = {
-            "the explanation does not move": degenerate,
+            "the explanation does not move": (flat & ~moved).any(-1),
+            "the explanation moves as far at every level": (flat & moved).any(-1),
             "the model does not move": empty & ~lost & ~overflown,
             "no explanation": lost,
             "no explanation at some levels": (explanation.isnan() & finite).any(-1).any(-1) & ~lost,

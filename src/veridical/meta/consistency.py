@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import ShapeError
-from veridical.functional import average_ranks, signed_rank
+from veridical.functional import signed_rank
 from veridical.functional.correlation import tied_runs
 from veridical.values.scores import Direction
 
@@ -44,19 +44,30 @@ def intra_consistency(base: Tensor, perturbed: Tensor, kept: Tensor) -> tuple[Te
     return test.p.masked_fill(few, torch.nan), test.rank_biserial.masked_fill(few, torch.nan)
 
 
-def rank_agreement(base: Tensor, perturbed: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+def rank_agreement(
+    base: Tensor, perturbed: Tensor, kept: Tensor, *, published: bool = False
+) -> tuple[Tensor, Tensor]:
     """The share of explainers whose rank did not move, for each (..., K, N), and where it counts (eq. 7).
 
-    Ties share their average rank. A sample that lacks a score of any explainer has no ranking.
+    With ties a rank is unchanged if strict orders that agree with the two weak ones give the same: to break a
+    tie is no change. Of explainers tied in both as many count as there are places for them in both.
+    `published` compares the outputs of argsort. A sample that lacks a score of any explainer has no ranking.
     """
     _check(base, perturbed, kept)
-    before = average_ranks(base.movedim(-2, -1)).unsqueeze(-3)
-    after = average_ranks(perturbed.movedim(-2, -1))
+    before, after = base.movedim(-2, -1).unsqueeze(-3), perturbed.movedim(-2, -1)
     counts = kept & ~before.isnan().any(-1) & ~after.isnan().any(-1)
     if base.shape[-2] < 2:
         # one explainer keeps its rank whatever happens
         counts = torch.zeros_like(counts)
-    return (before == after).double().mean(-1), counts
+    if published:
+        same = before.argsort(dim=-1, stable=True) == after.argsort(dim=-1, stable=True)
+        return same.double().mean(-1), counts
+    tied = [each.unsqueeze(-1) == each.unsqueeze(-2) for each in (before, after)]
+    first = [(each.unsqueeze(-2) < each.unsqueeze(-1)).sum(-1) for each in (before, after)]
+    ends = [start + equal.sum(-1) for start, equal in zip(first, tied, strict=True)]
+    places = (torch.minimum(*ends) - torch.maximum(*first)).clamp(min=0)
+    alike = (tied[0] & tied[1]).sum(-1).clamp(min=1)
+    return (torch.minimum(places, alike) / alike).double().mean(-1), counts
 
 
 def worsened(
@@ -79,9 +90,9 @@ def share(hits: Tensor, counts: Tensor) -> Tensor:
     return torch.where(counts, hits, 0.0).sum(-1) / counts.sum(-1)
 
 
-def inter_consistency_nr(base: Tensor, perturbed: Tensor, kept: Tensor) -> Tensor:
+def inter_consistency_nr(base: Tensor, perturbed: Tensor, kept: Tensor, *, published: bool = False) -> Tensor:
     """IEC_NR of every draw (..., K): the share of (sample, explainer) whose rank is unchanged; eq. 6-7."""
-    agreement, counts = rank_agreement(base, perturbed, kept)
+    agreement, counts = rank_agreement(base, perturbed, kept, published=published)
     return share(agreement, counts).masked_fill(counts.sum(-1) < MIN_SAMPLES, torch.nan)
 
 
@@ -168,7 +179,8 @@ def consistencies(
     direction
         Whether higher scores are better.
     published
-        Count larger scores as reactive whatever the direction, as the published program does.
+        Do as the published program: count larger scores as reactive whatever the direction, and compare the
+        outputs of argsort, which decides between tied explainers by their place.
     average_first
         Take IEC as eq. 6 prints it: each sample's scores are averaged over the draws that kept it before
         anything is compared; otherwise every draw is compared and the shares are averaged.
@@ -187,7 +199,7 @@ def consistencies(
     return Consistencies(
         p_near.nanmean(each),
         (1 - p_far).nanmean(each),
-        inter_consistency_nr(base, near, kept_near).nanmean(-1),
+        inter_consistency_nr(base, near, kept_near, published=published).nanmean(-1),
         inter_consistency_ar(base, far, kept_far, direction, published=published).nanmean(-1),
         (1 - r_near.abs()).nanmean(each),
         r_far.abs().nanmean(each),
@@ -237,7 +249,7 @@ def resampled_vectors(
     if average_first:
         near, kept_near = averaged_over_draws(near, kept_near)
         far, kept_far = averaged_over_draws(far, kept_far)
-    agreement, counted = rank_agreement(base, near, kept_near)
+    agreement, counted = rank_agreement(base, near, kept_near, published=published)
     iec_near = _resampled_share(agreement, counted.double(), counted, counts)
     hits, pairs = worsened(base, far, kept_far, direction, published=published)
     total = torch.where(pairs, hits, 0.0).sum(-2)
