@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 import veridical as vd
 from replications.f_fidelity import data
+from scripts.training import Recipe, fit
 from veridical.core.space import Space
 from veridical.data.networks import SeriesCNN, SeriesLSTM, TextTransformer
-from veridical.data.training import Recipe, fit
 from veridical.perturb.fills import Token
 
 STEPS = 25

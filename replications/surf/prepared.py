@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from replications.surf import data
+from scripts.training import Recipe, fit
 from veridical.concepts import Embeddings, Head
-from veridical.data.training import Recipe, fit
 
 STEP = 6 / 255
 """The last map of EfficientNet-lite0 lies in [0, 6] (ReLU6) and is kept in 256 steps; outputs follow it."""

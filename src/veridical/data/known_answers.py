@@ -15,7 +15,7 @@ from veridical.core.key import Key
 from veridical.core.space import Space
 from veridical.data.embedded import digits_data
 from veridical.data.networks import ColourCNN, DigitsCNN
-from veridical.data.training import Data, Recipe, assemble, pick, split, trained
+from veridical.data.rows import Data, assemble, pick, split, stored
 from veridical.errors import InputError
 from veridical.perturb.fills import Token, Zero
 from veridical.values.task import Task
@@ -390,13 +390,12 @@ def _word(number: int) -> str:
     return f"word{number}"
 
 
-# --- images that a small CNN has to learn first ---------------------------------------------------------
+# --- images that a small CNN learnt first -------------------------------------------------------------
 
 SIDE = 28
 COLOURS = ((1.0, 0.3, 0.3), (0.3, 1.0, 0.3), (0.4, 0.4, 1.0), (1.0, 1.0, 0.3))
 BACKGROUND = 0.15
-COLOUR_RECIPE = Recipe(epochs=14, rate=3e-3, batch=32, decay=1e-3)
-WATERMARK_RECIPE = Recipe(epochs=3, rate=3e-3, batch=64, decay=1e-3)
+SHARES = (0.10, 0.15, 0.20, 0.25)
 
 
 def colour_digit_data(share: float) -> Data:
@@ -425,11 +424,11 @@ def colour_digits(samples: int | None = None, seed: int = 0, share: float = 0.2)
 
     The truth says which pixels matter, not how much each does: 1 on the shape, 0 elsewhere.
     """
-    if not 0.05 <= share <= 0.4:
-        raise InputError(f"a digit can cover between 0.05 and 0.4 of the image, got share={share}")
+    if share not in SHARES:
+        raise InputError(f"a digit covers one of the shares {SHARES} of the image, got share={share}")
     data = colour_digit_data(share)
     name = f"colour_digits_{round(100 * share)}"
-    model = trained(name, ColourCNN(), data, COLOUR_RECIPE)
+    model = stored(name, ColourCNN())
     task, chosen = task_of(model, data, name, samples, seed)
     assert data.masks is not None
     return KnownAnswer(
@@ -442,7 +441,7 @@ def colour_digits(samples: int | None = None, seed: int = 0, share: float = 0.2)
 
 
 colour_digits_10, colour_digits_15, colour_digits_20, colour_digits_25 = (
-    partial(colour_digits, share=share) for share in (0.10, 0.15, 0.20, 0.25)
+    partial(colour_digits, share=share) for share in SHARES
 )
 
 
@@ -473,7 +472,7 @@ def watermark_data() -> tuple[Data, Tensor]:
 def clever_hans(samples: int | None, seed: int) -> KnownAnswer:
     """A CNN that looks at nothing but a watermark in the corner of the image."""
     data, mark = watermark_data()
-    model = trained("clever_hans", DigitsCNN(classes=2), data, WATERMARK_RECIPE)
+    model = stored("clever_hans", DigitsCNN(classes=2))
     task, _ = task_of(model, data, "clever_hans", samples, seed)
     return KnownAnswer(
         task,

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.data.generation import Generation
 from veridical.data.known_answers import EVALUATED, KnownAnswer
 from veridical.data.networks import HEADS, CausalTransformer, InductionTransformer
+from veridical.data.rows import Data, pick, stored
 from veridical.data.switching import switch
-from veridical.data.training import Data, Recipe, pick, trained
 from veridical.errors import InputError
 from veridical.models.inner_units import Counterfactual, Heads
 from veridical.models.prompts import Off
@@ -68,8 +68,6 @@ PROMPT_WORDS = (
 """The vocabulary; its first word is the one that stands in for others."""
 PIECES = 4
 """Tokens of a sentence."""
-TRAINED = 4096
-PROMPT_RECIPE = Recipe(epochs=7, rate=1e-2, batch=64, decay=1e-3)
 
 
 def prompt_task(samples: int | None = None, seed: int = 0, off: Off = "fill") -> KnownAnswer:
@@ -133,46 +131,10 @@ def _words(colours: Tensor) -> list[str]:
     return [COLOURS[number] for number in colours.tolist()]
 
 
-class NextWord(nn.Module):
-    """The logits behind the last token, which is all that is trained."""
-
-    def __init__(self, model: CausalTransformer) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-        answers: Tensor = self.model(tokens, attention_mask)
-        return answers[:, -1]
-
-
 def prompt_model() -> CausalTransformer:
-    """The trained model; a few seconds the first time."""
-    data = training_data()
-    model = NextWord(CausalTransformer(len(PROMPT_WORDS), data.rows.shape[1] + 1, 32))
-    trained("prompt", model, data, PROMPT_RECIPE)
-    return model.model
-
-
-def training_data() -> Data:
-    """Prompts in which sentences are blank words, or hidden.
-
-    Without another sentence the answer stays the judge's colour; without the judge's it is unknown.
-    """
-    ids = torch.arange(EVALUATED, EVALUATED + TRAINED)
-    speakers, colours, place = drawn_sentences(ids)
-    tokenizer = WordTokenizer(PROMPT_WORDS)
-    texts = written(speakers, colours)
-    rows = torch.tensor([tokenizer.encode(" ".join([*parts, "So it is "])) for parts in texts])
-    chance = keyed.uniform(Key(0) / "known" / "prompt" / "missing", ids, 0, SENTENCES)
-    silent = ids % 5 == 0
-    missing = (chance < 0.2 * (ids % 4)[:, None]).scatter(1, place[:, None], silent[:, None])
-    over = missing.repeat_interleave(PIECES, 1)
-    over = torch.nn.functional.pad(over, (0, rows.shape[1] - over.shape[1]))
-    hide = (ids % 2 == 1)[:, None]
-    said = colours.gather(1, place[:, None])[:, 0] + PROMPT_WORDS.index(COLOURS[0])
-    answers = torch.where(silent, PROMPT_WORDS.index(NOTHING), said)
-    every = torch.arange(TRAINED)
-    return Data(rows.masked_fill(over & ~hide, 0), answers, every, every, side=((~(over & hide)).long(),))
+    """The shipped model."""
+    network = CausalTransformer(len(PROMPT_WORDS), PIECES * SENTENCES + 4, 32)
+    return stored("prompt", network)
 
 
 # --- heads with known work ------------------------------------------------------------------------------

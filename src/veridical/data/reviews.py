@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,12 +22,11 @@ from torch import Tensor, nn
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
-from veridical.core.progress import track
 from veridical.core.space import Space
 from veridical.data.files import package_file, require
 from veridical.data.huggingface import quietly
 from veridical.data.networks import TextTransformer
-from veridical.data.training import Data, Recipe, assemble, fit, kept, pick, trained
+from veridical.data.rows import Data, assemble, pick, stored
 from veridical.perturb.fills import Token
 from veridical.values.task import Task
 
@@ -152,8 +151,6 @@ def _judgement(draw: _Numbers, positive: bool) -> tuple[list[str], list[bool]]:
 SNIPPET_LENGTH = 40
 VOCABULARY_SIZE = 6000
 SNIPPET_PAD, UNKNOWN = 0, 1
-SNIPPET_RECIPE = Recipe(epochs=3, rate=3e-3, batch=96, decay=1e-1)
-HEAD_RECIPE = Recipe(epochs=40, rate=1e-2, batch=128, decay=1e-2)
 HEAD_ROWS = 2400
 
 
@@ -203,7 +200,7 @@ def rotten_tomatoes_data() -> tuple[Data, tuple[str, ...]]:
 def rotten_tomatoes(samples: int | None, seed: int) -> Task:
     """A transformer of two blocks, trained from nothing on film snippets."""
     data, words = rotten_tomatoes_data()
-    model = trained("rotten_tomatoes", TextTransformer(len(words), SNIPPET_LENGTH), data, SNIPPET_RECIPE)
+    model = stored("rotten_tomatoes", TextTransformer(len(words), SNIPPET_LENGTH))
     tokens = data.rows[pick(data, "rotten_tomatoes", samples, seed)]
     named = [[words[number] for number in row] for row in tokens.tolist()]
     space = Space.tokens(SNIPPET_LENGTH, tokens != SNIPPET_PAD, named)
@@ -237,8 +234,8 @@ class SentenceClassifier(nn.Module):
         return logits
 
 
-def rotten_tomatoes_minilm(samples: int | None, seed: int) -> Task:
-    """MiniLM as it was published, with a linear head trained on 2,400 film snippets."""
+def minilm_data() -> tuple[Data, SentenceClassifier, Any]:
+    """Snippets as MiniLM's tokens, the network with its published encoder and no head yet, the tokenizer."""
     require("transformers")
     from transformers import AutoModel, AutoTokenizer
 
@@ -261,36 +258,16 @@ def rotten_tomatoes_minilm(samples: int | None, seed: int) -> Task:
             folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     model = SentenceClassifier(encoder, encoder.config.hidden_size, 2, tokenizer.pad_token_id).eval()
-    data = Data(rows, labels, train, test)
-    _train_head(model, data)
-    return assemble(
-        model,
-        data,
-        "rotten_tomatoes_minilm",
-        samples,
-        seed,
-        space=_token_space(rows[pick(data, "rotten_tomatoes_minilm", samples, seed)], tokenizer),
-        fill=Token(tokenizer.pad_token_id),
-    )
+    return Data(rows, labels, train, test), model, tokenizer
 
 
-def _train_head(model: SentenceClassifier, data: Data) -> None:
-    tokens, labels = data.training
-
-    def make() -> None:
-        with torch.no_grad():
-            batches = track(tokens.split(64), "embedding film snippets")
-            cut = [batch[:, : int((batch != model.pad).any(0).nonzero()[-1]) + 1] for batch in batches]
-            sentences = torch.cat([model.sentence(batch) for batch in cut])
-        fit(model.head, sentences, labels, HEAD_RECIPE, "rotten_tomatoes_minilm")
-
-    encoder = next(iter(model.encoder.parameters()))
-    kept(
-        "rotten_tomatoes_minilm", model.head, make, [asdict(HEAD_RECIPE)], [tokens, labels, encoder.detach()]
-    )
-
-
-def _token_space(tokens: Tensor, tokenizer: Any) -> Space:
+def rotten_tomatoes_minilm(samples: int | None, seed: int) -> Task:
+    """MiniLM as it was published, with a linear head trained on 2,400 film snippets."""
+    name = "rotten_tomatoes_minilm"
+    data, model, tokenizer = minilm_data()
+    stored(name, model.head)
+    tokens = data.rows[pick(data, name, samples, seed)]
     special = torch.tensor(sorted(tokenizer.all_special_ids))
     names = [tokenizer.convert_ids_to_tokens(row) for row in tokens.tolist()]
-    return Space.tokens(tokens.shape[1], ~torch.isin(tokens, special), names)
+    space = Space.tokens(tokens.shape[1], ~torch.isin(tokens, special), names)
+    return assemble(model, data, name, samples, seed, space=space, fill=Token(model.pad))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,6 @@ from veridical.core.allowed import Between, Count, PartOf, Positive
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.core.space import Space
-from veridical.data.training import cache_folder
 from veridical.errors import FormatError, InputError, NotApplicableError, VeridicalWarning
 from veridical.fidelity.artefact import (
     KIND,
@@ -38,6 +38,15 @@ from veridical.values.task import Task
 VERSION = 3
 """Of what an artefact holds and how it is made: another one is another artefact."""
 MODE = "dropout active and batch norm following the masked batches while fine-tuning; eval mode to evaluate"
+
+
+def cache_folder() -> Path:
+    """Where fine-tuned models are kept: $VERIDICAL_CACHE, $XDG_CACHE_HOME/veridical or ~/.cache/veridical."""
+    chosen = os.environ.get("VERIDICAL_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "veridical"
 
 
 @checked
