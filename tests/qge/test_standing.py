@@ -152,7 +152,10 @@ def test_interval_stays_honest_at_the_ends() -> None:
 
 def test_places() -> None:
     sample = torch.tensor([[0.1, 0.5, 0.9]]).double()
-    assert places(sample, torch.tensor([0.5]).double(), 1e-9).tolist() == [[1.0, 0.5, 0.0]]
+    quality = torch.tensor([[0.5, torch.nan]]).double()
+    place = places(sample, quality, torch.tensor([1e-9]).double())
+    assert place[0, :, 0].tolist() == [1.0, 0.5, 0.0]
+    assert bool(place[0, :, 1].isnan().all())
 
 
 def test_missing_maps_and_metrics_without_a_standing() -> None:
@@ -165,8 +168,9 @@ def test_missing_maps_and_metrics_without_a_standing() -> None:
     flat = vd.qge.standing(task, "sparseness", "gradient", draws=4)
     assert bool(flat.percentile.isnan().all())
     assert IDENTICALLY_ZERO in flat.flags
-    with pytest.raises(InputError, match="pairs"):
-        vd.qge.standing(task, "pixel_flipping", "gradient", draws=7)
+    for draws, message in ((7, "pairs"), (1.5, "draws is a whole number")):
+        with pytest.raises(InputError, match=message):
+            vd.qge.standing(task, "pixel_flipping", "gradient", draws=draws)
     with pytest.raises(InputError, match="out of reach"):
         vd.qge.standing(table(16, 1), "pixel_flipping", "gradient", exact=True)
 
@@ -305,34 +309,56 @@ def test_constant_maps_stand_in_the_middle_and_are_flagged() -> None:
         assert "certain in 0 of 4" in repr(found)
 
 
-def test_a_tied_map_has_the_mean_place_of_its_rankings() -> None:
-    task = table(4, 2)
-    values = torch.tensor([[1.0, 1.0, 0.0, 2.0]] * 2).double()
-    found = vd.qge.standing(task, "pixel_flipping", values)
-    each = [
-        vd.qge.standing(
-            task, "pixel_flipping", vd.explain("gradient", task).along(torch.tensor([o] * 2))
-        ).percentile
-        for o in ([2, 0, 1, 3], [2, 1, 0, 3])
+def mean_place(task: vd.Task, maps: torch.Tensor, sample: int, metric: str = "pixel_flipping") -> float:
+    """The mean percentile of all rankings that agree with a map, one after the other."""
+    values = maps[sample].tolist()
+    orders = [
+        o for o in itertools.permutations(range(len(values))) if [values[i] for i in o] == sorted(values)
     ]
-    torch.testing.assert_close(found.percentile, torch.stack(each).mean(0))
+    strict = torch.zeros(len(orders), len(values)).double()
+    for row, order in enumerate(orders):
+        strict[row, list(order)] = torch.arange(float(len(order))).double()
+    rows = [sample] * len(orders)
+    many = vd.Task(task.model, task.inputs[rows], targets=task.targets[rows], fill=0.0)
+    return float(vd.qge.standing(many, metric, strict).percentile.mean())
 
 
-def test_draws_go_on_where_the_interval_holds_a_half() -> None:
-    task = table(14, 6)
-    e = vd.explain("random", task)
-    few = vd.qge.standing(task, "pixel_flipping", e, draws=16)
-    more = vd.qge.standing(task, "pixel_flipping", e, draws=16, at_most=64)
-    asked = (~more.sample.isnan()).sum(-1)
-    assert set(asked.tolist()) <= {16, 32, 64}
-    assert more.sample.shape == (6, 64)
-    settled = asked < 64
-    assert bool((((more.low > 0.5) | (more.high < 0.5)) | ~settled).all())
-    assert few.cost.forward < more.cost.forward
-    with pytest.raises(InputError, match="at least the first"):
-        vd.qge.standing(task, "pixel_flipping", e, draws=16, at_most=8)
-    with pytest.raises(InputError, match=r"even number|draws is a whole number"):
-        vd.qge.standing(task, "pixel_flipping", e, draws=1.5)
+@pytest.mark.parametrize("metric", ["pixel_flipping", "insertion", "kept_features", "qge:pixel_flipping"])
+def test_a_tied_map_has_the_mean_place_of_all_its_rankings(metric: str) -> None:
+    task = table(6, 4)
+    maps = torch.tensor(
+        [[1.0, 1, 0, 2, 3, 4], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1], [-1, 2, -1, 2, -1, 5]]
+    ).double()
+    for seed in range(2):
+        found = vd.qge.standing(task, metric, maps, seed=seed)
+        assert set(found.method) == {"exact"}
+        for i in range(4):
+            assert float(found.percentile[i]) == pytest.approx(mean_place(task, maps, i, metric), abs=1e-9)
+
+
+def test_where_too_many_rankings_agree_the_interval_is_honest() -> None:
+    task = table(10, 6)
+    maps = torch.zeros(6, 10).double()
+    maps[:, 4] = 1.0
+    found = [vd.qge.standing(task, "pixel_flipping", maps, seed=seed) for seed in range(4)]
+    assert set(found[0].method) == {"ties drawn"}
+    mean = torch.stack([each.percentile for each in found]).mean(0)
+    inside = torch.stack([(each.low <= mean) & (mean <= each.high) for each in found])
+    assert float(inside.double().mean()) >= 0.9
+    width = found[0].high - found[0].low
+    assert 0 < float(width.min()) < float(width.max()) < 0.1
+
+
+def test_sampled_intervals_hold_the_variance_of_ties() -> None:
+    task = table(8, 12, seed=3)
+    maps = torch.zeros(12, 8).double()
+    maps[torch.arange(12), torch.arange(12) % 8] = 1.0
+    truth = vd.qge.standing(task, "pixel_flipping", maps).percentile
+    hits = []
+    for seed in range(6):
+        found = vd.qge.standing(task, "pixel_flipping", maps, exact=False, draws=200, seed=seed)
+        hits.append((found.low <= truth) & (truth <= found.high))
+    assert float(torch.stack(hits).double().mean()) >= 0.9
 
 
 @pytest.mark.parametrize("name", ["max_sensitivity", "local_lipschitz", "rfid_plus", "faithfulness_estimate"])

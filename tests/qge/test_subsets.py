@@ -23,7 +23,7 @@ from veridical.qge.subsets import (
     all_rankings,
     best_and_worst,
     sampled_scores,
-    share_below,
+    shares_below,
     subset_responses,
 )
 
@@ -99,7 +99,7 @@ def test_share_below_counts_like_a_loop(features: int) -> None:
     y = subset_responses(task, path, features, vd.models.Context())[0]
     steps = path.dense_weights(0, features)[sizes(features)] * y
     for score in (q.min(), q.max(), np.median(q), q[0], q[-1]):
-        assert share_below(steps, float(score), 1e-9) == pytest.approx(
+        assert float(shares_below(steps, torch.tensor([score]), 1e-9)) == pytest.approx(
             reference.percentile(q, float(score), 1e-8), abs=1e-12
         )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from scipy import special
 from torch import Tensor
 
 from veridical.api import as_explanation, as_metric
@@ -19,13 +20,20 @@ from veridical.explainers.transforms import Inverted
 from veridical.metrics.base import CONSTANT, AnyMetric, ExplainerMetric, Metric
 from veridical.models.context import Context
 from veridical.models.cost import Cost
-from veridical.qge.gap import IDENTICALLY_ZERO, Reshuffled, paired
+from veridical.perturb.subset_table import places_of
+from veridical.qge.gap import IDENTICALLY_ZERO, MapGap, Reshuffled, paired
 from veridical.qge.paths import path_of, random_orders, reversed_orders, scores_along
-from veridical.qge.subsets import LARGEST_COUNT, best_and_worst, sampled_scores, share_below, steps_of
+from veridical.qge.subsets import (
+    LARGEST_COUNT,
+    best_and_worst,
+    sampled_scores,
+    shares_below,
+    sign_of,
+    steps_of,
+)
 from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
 from veridical.values.task import Task
-from veridical.values.ties import TieOrders
+from veridical.values.ties import MOST_ORDERS, TieOrders, agreeing_orders
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +42,8 @@ if TYPE_CHECKING:
 LARGEST_BY_DEFAULT = 12
 LOOKED_UP = 1000
 """Rankings that show the distribution where the percentile is exact: they cost no evaluation."""
+LOOK_UPS = 2**24
+"""Look-ups per sample that the rankings a tied map stands for may take: the 7! of a map of 8 features fit."""
 TIE_WITHIN = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 """How close two scores are, as a share of the largest of their sample, to tie in each precision."""
 
@@ -45,9 +55,11 @@ class Standing:
     `quality` and `sample` are negated where lower is better, so that higher always means better. `sample`
     (N, draws; at least 1000 where exact) holds scores of random rankings. `variance_ratio` is the variance
     of the estimate with antithetic pairs over that of as many plain draws: below 1, pairing helps; NaN where
-    all rankings drawn stand on one side, so that there is none. `method` says how each percentile was found:
-    "exact", "antithetic" or "plain". Where it is exact, `best` and `worst` are the quality of the best and
-    the worst ranking there is. A map with ties has the mean place of the rankings that agree with it.
+    nothing is drawn, or all rankings drawn stand on one side. `method` says how each percentile was found:
+    "exact", "ties drawn", "antithetic" or "plain". A map with ties has the mean place of the rankings that
+    agree with it: of all where the method is "exact"; where they are too many each place is exact and its
+    mean over draws of them has an interval. In both cases `best` and `worst` are the quality of the best and
+    the worst ranking there is.
     """
 
     metric: str
@@ -152,7 +164,6 @@ def standing(
     explanation: Any,
     *,
     draws: Count = 100,
-    at_most: Count | None = None,
     seed: int = 0,
     level: Between = 0.95,
     exact: bool | None = None,
@@ -177,9 +188,6 @@ def standing(
         The maps, or who makes them; an explainer for a metric of methods.
     draws : int
         Random rankings per sample, an even number of at least 4.
-    at_most : int, optional
-        Draw on, twice as many at each interim analysis, for samples whose interval still holds 50%; the level
-        is shared out among the analyses.
     seed : int
         Seed of the random rankings and of the metric's own draws.
     level : float
@@ -206,31 +214,30 @@ def standing(
     """
     scorer = as_metric(metric)
     scorer.check(task)
-    _check(draws, at_most)
-    # what a metric asks whatever the map, such as random subsets, is asked once for all rankings
+    if draws < 4 or draws % 2:
+        raise InputError(f"draws come in pairs: an even number of at least 4, got {draws!r}")
+    # what a metric evaluates whatever the map, such as random subsets, is evaluated once for all rankings
     own = Context(Key(seed) / scorer.name)
-    draw: MapDraws | MethodDraws
+    before = task.predictor.meter.cost
+    steps, rankings = None, None
     if isinstance(scorer, Metric):
         explained = as_explanation(explanation, task, seed).matching(task)
+        before = task.predictor.meter.cost
         missing, constant, who = explained.missing, ~explained.spread, explained.explainer
-        # a map that is missing has no place; zeros stand in for it so that the others can be asked
+        # a map that is missing has no place; zeros stand in for it so that the others can be placed
         explained = explained.with_values(explained.values.nan_to_num()) if bool(missing.any()) else explained
-        draw = MapDraws(scorer, explained, Key(seed) / "standing", own)
+        rankings = MapRankings(scorer, explained, Key(seed) / "standing", own)
+        steps = _all_steps(task, scorer, own, exact)
     else:
         method = as_explainer(explanation)
         method.check(task)
         missing = constant = torch.zeros(len(task), dtype=torch.bool, device=task.device)
-        draw, who = MethodDraws(scorer, method, own), method.name  # type: ignore[arg-type]
-    before = task.predictor.meter.cost
-    each, inverses, counts = draw.own_scores(task)
-    quality, inverse = (
-        torch.where(x.isnan().all(-1), torch.nan, x.nansum(-1) / counts) for x in (each, inverses)
-    )
-    steps = _all_steps(task, scorer, own, exact)
+        rankings, who = MethodRankings(scorer, method, own), method.name  # type: ignore[assignment, arg-type]
     if steps is not None:
-        columns, sample, how = _exactly(task, steps, each, draw, max(draws, LOOKED_UP))
+        columns, sample, how = _exactly(task, steps, rankings, max(draws, LOOKED_UP), level)
     else:
-        columns, sample, how = _sampled(task, each, draw, draws, at_most or draws, level)
+        columns, sample, how = _sampled(task, rankings, draws, level)
+    quality, inverse = columns.pop("quality"), columns.pop("inverse")
     unknown = missing | quality.isnan()
     # a map that ranks nothing stands for every ranking there is, and half of these are below the others
     columns |= {name: columns[name].masked_fill(constant, 0.5) for name in ("percentile", "low", "high")}
@@ -241,12 +248,11 @@ def standing(
     }
     if scorer.permutation_invariant:
         unknown, flags[IDENTICALLY_ZERO] = torch.ones_like(unknown), torch.ones_like(unknown)
+    columns |= {"quality": quality, "gap": quality - inverse}
     return Standing(
         scorer.name,
         who,
         task.ids,
-        quality.masked_fill(unknown, torch.nan),
-        (quality - inverse).masked_fill(unknown, torch.nan),
         method=how,
         sample=sample,
         level=level,
@@ -256,129 +262,132 @@ def standing(
     )
 
 
-def _check(draws: int, at_most: int | None) -> None:
-    for what, count in (("draws", draws), ("at_most", draws if at_most is None else at_most)):
-        if count < 4 or count % 2:
-            raise InputError(f"{what} come in pairs: an even number of at least 4, got {count!r}")
-    if at_most is not None and at_most < draws:
-        raise InputError(f"at_most is at least the first {draws} draws, got {at_most}")
-
-
 _Columns = dict[str, Tensor]
-"""What is found per sample: percentile, low, high, variance_ratio, best, worst."""
+"""What is found per sample: quality, inverse, percentile, low, high, variance_ratio, best, worst."""
+_Found = tuple[_Columns, Tensor, tuple[str, ...]]
 
 
 def _all_steps(
-    task: Task, scorer: AnyMetric, context: Context, exact: bool | None
+    task: Task, scorer: Metric, context: Context, exact: bool | None
 ) -> list[tuple[Tensor, Tensor]] | None:
     """For samples of each number of features: which they are, and what each of their sets adds to a score."""
     counts = task.space.counts(len(task))
     most = int(counts.max())
-    fits = isinstance(scorer, Metric) and most <= (LARGEST_COUNT if exact else LARGEST_BY_DEFAULT)
     found = []
-    for size in counts.unique().tolist() if fits and exact is not False else ():
-        rows = (counts == size).nonzero()[:, 0]
-        steps = steps_of(scorer, task if len(rows) == len(task) else task[rows], size, context)  # type: ignore[arg-type]
-        if steps is None:
-            break
-        found.append((rows, steps))
-    if found:
-        return found
-    if exact:
+    if exact is not False and most <= (LARGEST_COUNT if exact else LARGEST_BY_DEFAULT):
+        for size in counts.unique().tolist():
+            rows = (counts == size).nonzero()[:, 0]
+            steps = steps_of(scorer, task if len(rows) == len(task) else task[rows], size, context)
+            if steps is None:
+                break
+            found.append((rows, steps))
+    if not found and exact:
         reason = (
             f"{most} features" if most > LARGEST_COUNT else "a metric that does not walk one path of sets"
         )
         raise InputError(f"the exact standing of {reason} is out of reach; use exact=False")
-    return None
+    return found or None
 
 
 def _exactly(
-    task: Task, groups: list[tuple[Tensor, Tensor]], each: Tensor, draw: MapDraws | MethodDraws, draws: int
-) -> tuple[_Columns, Tensor, tuple[str, ...]]:
-    """Count all rankings through their subsets; columns, scores of random rankings, and how it was found."""
-    assert isinstance(draw, MapDraws)
-    sample = each.new_empty(len(task), draws)
-    percentile, best, worst = each.new_empty(3, len(task))
-    for rows, steps in groups:
-        size, which = steps.shape[-1].bit_length() - 1, torch.arange(draws // 2, device=task.device)
-        orders = random_orders(draw.key, task.draw_ids[rows], which, size)
-        both = torch.cat([orders, orders.flip(-1)], 1)
-        best[rows], worst[rows] = best_and_worst(steps)
+    task: Task, groups: list[tuple[Tensor, Tensor]], rankings: MapRankings, draws: int, level: float
+) -> _Found:
+    """Count all rankings through their subsets, for every ranking that agrees with a map."""
+    explanation, key, places = rankings.explanation, rankings.key, places_of(task)
+    names = ("quality", "inverse", "percentile", "low", "high", "best", "worst")
+    columns = {name: torch.full((len(task),), torch.nan, dtype=torch.float64) for name in names}
+    sample = torch.empty(len(task), draws, dtype=torch.float64)
+    how = ["exact"] * len(task)
+    forward = _flips_least_relevant_first(rankings.metric, task)
+    for rows, on_device in groups:
+        steps = on_device.cpu()
+        size = steps.shape[-1].bit_length() - 1
+        orders = random_orders(
+            key, task.draw_ids[rows], torch.arange(draws // 2, device=task.device), size
+        ).cpu()
+        columns["best"][rows], columns["worst"][rows] = best_and_worst(steps)
+        most = max(MOST_ORDERS, LOOK_UPS // (math.comb(size, size // 2) * math.factorial(size // 2)))
         for i, row in enumerate(rows.tolist()):
-            sample[row] = sampled_scores(steps[i], both[i])
-    near = tie_tolerance(task, each, sample, best[:, None], worst[:, None])
-    for rows, steps in groups:
-        for i, row in enumerate(rows.tolist()):
-            scores = [score for score in each[row].tolist() if score == score]
-            found = [share_below(steps[i].cpu(), score, float(near[row])) for score in scores]
-            percentile[row] = sum(found) / len(found) if found else torch.nan
-    ratio = pairing(mean_places(torch.stack(sample.chunk(2, 1), -1), each, near))
-    columns = {"percentile": percentile, "low": percentile, "high": percentile, "variance_ratio": ratio}
-    return columns | {"best": best, "worst": worst}, sample, ("exact",) * len(task)
+            sample[row] = sampled_scores(steps[i], torch.cat([orders[i], orders[i].flip(-1)]))
+            agreeing, complete = agreeing_orders(explanation, row, most, key)
+            along = places[row][agreeing].cpu()
+            along = along if forward else along.flip(-1)
+            quality, inverse = (sampled_scores(steps[i], each) for each in (along, along.flip(-1)))
+            near = tie_tolerance(task, *(columns[name][row : row + 1] for name in ("best", "worst")))
+            share = shares_below(steps[i], quality, float(near))
+            half = 0.0 if complete else _t(level, len(share)) * float(share.std()) / len(share) ** 0.5
+            how[row] = "exact" if complete else "ties drawn"
+            middle = float(share.mean())
+            found = (quality.mean(), inverse.mean(), middle, max(0.0, middle - half), min(1.0, middle + half))
+            for name, value in zip(names, found, strict=False):
+                columns[name][row] = value
+    columns["variance_ratio"] = torch.full_like(columns["best"], torch.nan)
+    there = {name: column.to(task.device) for name, column in columns.items()}
+    return there, sample.to(task.device), tuple(how)
 
 
-def _sampled(
-    task: Task, each: Tensor, draw: MapDraws | MethodDraws, draws: int, most: int, level: float
-) -> tuple[_Columns, Tensor, tuple[str, ...]]:
-    """Draw until the interval of a sample leaves 50%, twice as many at each interim analysis, or `most`."""
-    analyses = [draws]
-    while analyses[-1] < most:
-        analyses.append(min(most, 2 * analyses[-1]))
-    level = 1 - (1 - level) / len(analyses)
-    sample = each.new_full((len(task), analyses[-1]), torch.nan)
-    percentile, low, high, ratio = each.new_full((4, len(task)), torch.nan)
-    worse = torch.zeros(len(task), dtype=torch.bool, device=task.device)
-    rows, done = torch.arange(len(task), device=task.device), 0
-    for upto in analyses:
-        whole = len(rows) == len(task)
-        part, some = (task, draw) if whole else (task[rows], draw.take(rows))
-        pairs = some.pairs(part, done // 2, (upto - done) // 2)
-        sample[rows, done:upto] = pairs.flatten(1)
-        scores = sample[rows, :upto].unflatten(1, (-1, 2))
-        place = mean_places(scores, each[rows], tie_tolerance(part, each[rows], scores))
-        units, ratio[rows] = place.mean(-1), pairing(place)
-        percentile[rows] = units.mean(-1)
-        low[rows], high[rows] = interval(units, level)
-        worse[rows] = ratio[rows] > 1
-        open_ = (low[rows] <= 0.5) & (high[rows] >= 0.5)
-        rows, done = rows[open_], upto
-        if not len(rows):
-            break
-    plain = worse.nonzero()[:, 0]
+def _flips_least_relevant_first(metric: AnyMetric, task: Task) -> bool:
+    """Whether the path a metric walks, or the metric whose gap it is, removes the least relevant first."""
+    while isinstance(metric, MapGap):
+        metric = metric.metric
+    path = path_of(metric, task)
+    return path is not None and not path.most_relevant_first
+
+
+def _sampled(task: Task, rankings: MapRankings | MethodRankings, draws: int, level: float) -> _Found:
+    """Draw rankings in pairs; samples whose variance that would raise get plain draws."""
+    each, inverse, drawn = rankings.agreeing(task)
+    sample = rankings.scores(task, 0, draws, True)
+    place = places(sample, each, tie_tolerance(task, each, sample))
+    ratio = pairing(place.nanmean(-1).unflatten(1, (-1, 2)))
+    numbers = _summary(place, drawn, level, True)
+    plain = (ratio > 1).nonzero()[:, 0]
     if len(plain):
-        part, some = (task[plain], draw.take(plain))
-        asked = (~sample[plain].isnan()).sum(-1)
-        for count in asked.unique().tolist():
-            own = (asked == count).nonzero()[:, 0]
-            at = plain[own]
-            fresh = some.take(own).plain(part[own], analyses[-1] // 2, count - count // 2)
-            single = torch.cat([sample[at, :count:2], fresh], 1)
-            sample[at, :count] = single
-            units = mean_places(single, each[at], tie_tolerance(part[own], each[at], single))
-            percentile[at] = units.mean(-1)
-            low[at], high[at] = interval(units, level)
-    method = tuple("plain" if is_plain else "antithetic" for is_plain in worse.tolist())
-    unknown = torch.full_like(percentile, torch.nan)
-    columns = {"percentile": percentile, "low": low, "high": high, "variance_ratio": ratio}
-    return columns | {"best": unknown, "worst": unknown}, sample, method
+        part = task[plain]
+        fresh = rankings.take(plain).scores(part, draws // 2, draws // 2, False)
+        sample[plain] = torch.cat([sample[plain, ::2], fresh], 1)
+        near = tie_tolerance(part, each[plain], sample[plain])
+        numbers[:, plain] = _summary(places(sample[plain], each[plain], near), drawn[plain], level, False)
+    columns = dict(zip(("percentile", "low", "high"), numbers, strict=True))
+    unknown = torch.full_like(ratio, torch.nan)
+    columns |= {"variance_ratio": ratio, "best": unknown, "worst": unknown}
+    columns |= {"quality": each.nanmean(-1), "inverse": inverse.nanmean(-1)}
+    return columns, sample, tuple("plain" if worse else "antithetic" for worse in (ratio > 1).tolist())
 
 
-def sign_of(metric: Metric | ExplainerMetric) -> float:
-    """What makes a metric's scores higher-is-better."""
-    return 1.0 if metric.better is Direction.HIGHER else -1.0
+def _summary(place: Tensor, drawn: Tensor, level: float, paired: bool) -> Tensor:
+    """The percentile with its interval (3, N) from places (N, draws, rankings that agree with the map).
+
+    Where these rankings are `drawn` (N,) their own variance joins that of the random ones.
+    """
+    single = place.nanmean(-1)
+    units = single.unflatten(1, (-1, 2)).mean(-1) if paired else single
+    low, high = interval(units, level)
+    by_order = place.mean(1)
+    many = (~by_order.isnan()).sum(-1)
+    apart = (by_order - by_order.nanmean(-1, keepdim=True)).square().nansum(-1) / (many - 1).clamp(min=1)
+    ties = torch.where(drawn, _t(level, MOST_ORDERS) * (apart / many).sqrt(), 0.0)
+    middle = (low + high) / 2
+    half = (((high - low) / 2).square() + ties.square()).sqrt()
+    return torch.stack([units.mean(-1), (middle - half).clamp(min=0.0), (middle + half).clamp(max=1.0)])
+
+
+def _t(level: float, count: int) -> float:
+    """The two-sided quantile of Student's t for a mean over so many draws."""
+    return float(special.stdtrit(count - 1, (1 + level) / 2))
 
 
 @dataclass(frozen=True, eq=False)
-class MapDraws:
-    """Scores of random rankings that carry an explanation's values; the rankings follow the sample alone."""
+class MapRankings:
+    """Scores of rankings that carry an explanation's values; random ones follow the sample alone."""
 
     metric: Metric
     explanation: Explanation
     key: Key
     own: Context
 
-    def own_scores(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores of the map and its inverse (N, K) along rankings that agree with it; how many count."""
+    def agreeing(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of the map and its inverse (N, K) along rankings that agree; whether these are drawn."""
         if self.metric.over_orders:
             orders = self.metric.tie_orders(task, self.explanation, self.own.key)
         else:
@@ -392,34 +401,30 @@ class MapDraws:
             outcomes = paired(self.metric, part, map_, map_.inverted(), self.own)
             both[:, rows, which] = torch.stack([o.values.double() for o in outcomes])
         quality, inverse = sign_of(self.metric) * both
-        return quality, inverse, orders.counts
+        return quality, inverse, orders.drawn
 
-    def take(self, rows: Tensor) -> MapDraws:
+    def take(self, rows: Tensor) -> MapRankings:
         """Those of some of the samples."""
-        return MapDraws(self.metric, self.explanation.take(rows), self.key, self.own)
+        return MapRankings(self.metric, self.explanation.take(rows), self.key, self.own)
 
-    def _orders(self, task: Task, first: int, count: int) -> Tensor:
-        which = torch.arange(first, first + count, device=task.device)
-        return random_orders(self.key, task.draw_ids, which, task.space.n_features, task.space.valid)
+    def scores(self, task: Task, first: int, count: int, paired: bool) -> Tensor:
+        """The scores (N, count) of random rankings; if paired each is followed by its inverse."""
 
-    def pairs(self, task: Task, start: int, count: int) -> Tensor:
-        """(N, count, 2): the scores of rankings and of their inverses."""
+        def orders(at: int, many: int) -> Tensor:
+            start, stop = first + at, first + at + many
+            which = range(start // 2, (stop + 1) // 2) if paired else range(start, stop)
+            drawn = random_orders(
+                self.key,
+                task.draw_ids,
+                torch.tensor(which, device=task.device),
+                task.space.n_features,
+                task.space.valid,
+            )
+            if paired:
+                both = torch.stack([drawn, reversed_orders(drawn, task.space.valid)], 2)
+                drawn = both.flatten(1, 2)[:, start % 2 :][:, :many]
+            return drawn
 
-        # a ranking and then its inverse, drawn as they are evaluated
-        def both(first: int, rankings: int) -> Tensor:
-            which = range(first // 2, (first + rankings + 1) // 2)
-            orders = self._orders(task, start + which.start, len(which))
-            turned = torch.stack([orders, reversed_orders(orders, task.space.valid)], 2).flatten(1, 2)
-            return turned[:, first % 2 :][:, :rankings]
-
-        return self._scores(task, both, 2 * count).unflatten(1, (count, 2))
-
-    def plain(self, task: Task, first: int, count: int) -> Tensor:
-        """(N, count): the scores of further rankings."""
-        return self._scores(task, lambda at, n: self._orders(task, first + at, n), count)
-
-    def _scores(self, task: Task, orders: Callable[[int, int], Tensor], count: int) -> Tensor:
-        """The scores (N, count) of the map's values along rankings given by `orders(first, count)`."""
         path = path_of(self.metric, task)
         if path is not None:
             return sign_of(self.metric) * scores_along(task, path, orders, count, self.own)
@@ -429,8 +434,8 @@ class MapDraws:
 
 
 @dataclass(frozen=True, eq=False)
-class MethodDraws:
-    """The same of a metric that judges methods: random methods shuffle each map of the one judged."""
+class MethodRankings:
+    """The same of a metric that scores methods: random methods shuffle each map of the one placed."""
 
     metric: ExplainerMetric
     explainer: Explainer
@@ -439,41 +444,30 @@ class MethodDraws:
     def _score(self, task: Task, explainer: Explainer) -> Tensor:
         return sign_of(self.metric) * self.metric.evaluate(task, explainer, self.own).values.double()
 
-    def own_scores(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
+    def agreeing(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
+        """The score of the method and of its inverse (N, 1)."""
         quality, inverse = (self._score(task, e)[:, None] for e in (self.explainer, Inverted(self.explainer)))
-        return quality, inverse, torch.ones_like(task.ids)
+        return quality, inverse, torch.zeros_like(task.ids, dtype=torch.bool)
 
-    def take(self, rows: Tensor) -> MethodDraws:
-        """Samples are asked about by the task alone."""
+    def take(self, rows: Tensor) -> MethodRankings:
+        """Samples are chosen by the task alone."""
         return self
 
-    def pairs(self, task: Task, start: int, count: int) -> Tensor:
-        """(N, count, 2): the scores of random methods and of their inverses."""
+    def scores(self, task: Task, first: int, count: int, paired: bool) -> Tensor:
+        """The scores (N, count) of random methods; if paired each is followed by its inverse."""
         columns = []
-        for k in range(start, start + count):
-            random = Reshuffled(self.explainer, k)
-            columns.append(torch.stack([self._score(task, e) for e in (random, Inverted(random))], -1))
+        for k in range(first, first + count):
+            random = Reshuffled(self.explainer, k // 2 if paired else k)
+            columns.append(self._score(task, Inverted(random) if paired and k % 2 else random))
         return torch.stack(columns, 1)
 
-    def plain(self, task: Task, first: int, count: int) -> Tensor:
-        """(N, count): the scores of further random methods."""
-        randoms = [Reshuffled(self.explainer, k) for k in range(first, first + count)]
-        return torch.stack([self._score(task, random) for random in randoms], 1)
 
-
-def places(sample: Tensor, quality: Tensor, tolerance: Tensor | float) -> Tensor:
-    """1 where a score lies below the quality, 1/2 where it ties, 0 above."""
-    difference = quality.reshape(-1, *[1] * (sample.dim() - 1)) - sample
-    tied = difference.abs() <= tolerance
-    return torch.where(tied, 0.5, (difference > 0).double())
-
-
-def mean_places(sample: Tensor, quality: Tensor, tolerance: Tensor) -> Tensor:
-    """The mean place over the rankings (N, K) that agree with a map, those that are NaN left out."""
-    near = tolerance.reshape(-1, *[1] * (sample.dim() - 1))
-    each = torch.stack([places(sample, q, near) for q in quality.unbind(-1)], -1)
-    there = ~quality.isnan().reshape(len(quality), *[1] * (sample.dim() - 1), -1)
-    return torch.where(there, each, 0.0).sum(-1) / there.sum(-1).clamp(min=1)
+def places(sample: Tensor, quality: Tensor, tolerance: Tensor) -> Tensor:
+    """Where scores (N, R) stand below each quality (N, K): 1, or 1/2 where they tie, else 0; NaN if it is."""
+    difference = quality[:, None] - sample[..., None]
+    tied = difference.abs() <= tolerance[:, None, None]
+    place = torch.where(tied, 0.5, (difference > 0).double())
+    return torch.where(quality.isnan()[:, None], torch.nan, place)
 
 
 def tie_tolerance(task: Task, *scores: Tensor) -> Tensor:
@@ -497,7 +491,6 @@ def interval(units: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """
     extra = units.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(units), 4)
     more = torch.cat([units, extra], 1)
-    z = float(torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)))
-    half = z * more.std(-1) / more.shape[1] ** 0.5
+    half = float(special.ndtri((1 + level) / 2)) * more.std(-1) / more.shape[1] ** 0.5
     middle = more.mean(-1)
     return (middle - half).clamp(min=0.0), (middle + half).clamp(max=1.0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from veridical.functional import round_to_grid
-from veridical.metrics.base import Metric
+from veridical.metrics.base import AnyMetric, Metric
 from veridical.metrics.faithfulness._common import RankPath
 from veridical.models.context import Context
 from veridical.perturb.probe import probe
@@ -29,6 +29,7 @@ LARGEST_COUNT = 14
 LARGEST_ENUMERATION = 10
 """Beyond this many features the scores of all rankings do not fit in 2 GB."""
 _DECIMALS = 12
+_AT_ONCE = 2**20  # look-ups held at a time
 
 
 def rounded(scores: Tensor) -> Tensor:
@@ -122,14 +123,19 @@ def steps_of(metric: Metric, task: Task, features: int, context: Context) -> Ten
         return None
     responses = subset_responses(task, path, features, context)
     weights = torch.stack([path.dense_weights(i, features) for i in range(len(task))]).to(task.device)
-    return (1.0 if metric.better is Direction.HIGHER else -1.0) * responses * weights[:, size]
+    return sign_of(metric) * responses * weights[:, size]
+
+
+def sign_of(metric: AnyMetric) -> float:
+    """What makes a metric's scores higher-is-better."""
+    return 1.0 if metric.better is Direction.HIGHER else -1.0
 
 
 def sampled_scores(steps: Tensor, orders: Tensor) -> Tensor:
     """The scores (K,) of removal orders (K, D) of one sample, looked up without asking the model."""
     gone = (1 << orders).cumsum(-1)
     gone = torch.cat([torch.zeros_like(gone[:, :1]), gone], -1)
-    return rounded(steps[gone].sum(-1))
+    return steps[gone].sum(-1)
 
 
 def best_and_worst(steps: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,11 +158,11 @@ def best_and_worst(steps: Tensor) -> tuple[Tensor, Tensor]:
     return best[:, 0], worst[:, 0]
 
 
-def share_below(steps: Tensor, score: float, tolerance: float) -> float:
-    """The share of all D! rankings that score lower, those that tie counted half.
+def shares_below(steps: Tensor, scores: Tensor, tolerance: float) -> Tensor:
+    """The share of all D! rankings that score lower than each score (K,), those that tie counted half.
 
     Each ranking passes one set of D/2 features: what can come before and after it is summed up apart, and
-    sorting one side counts the pairs. So 12! rankings take 924 x 720 look-ups.
+    sorting one side counts the pairs. So 12! rankings take 924 x 720 look-ups for each score.
     """
     features = steps.shape[-1].bit_length() - 1
     half = features // 2
@@ -166,7 +172,14 @@ def share_below(steps: Tensor, score: float, tolerance: float) -> float:
     before = before[middle.argsort(stable=True)].reshape(-1, math.factorial(half))
     _, after = _walk(steps, features, sets[size == half], features - half, False)
     after = after.reshape(len(before), -1).sort(-1).values
-    wanted = score - before
-    lower = torch.searchsorted(after, (wanted - tolerance).contiguous()).sum()
-    up_to = torch.searchsorted(after, (wanted + tolerance).contiguous(), right=True).sum()
-    return float(lower + up_to) / 2 / math.factorial(features)
+
+    def found(score: Tensor) -> Tensor:
+        wanted = (score[None, :, None] - before[:, None]).flatten(1)
+        below = torch.searchsorted(after, wanted - tolerance)
+        up_to = torch.searchsorted(after, wanted + tolerance, right=True)
+        return (below + up_to).unflatten(1, (len(score), -1)).sum((0, 2))
+
+    # rankings of a model that adds up its features often score alike
+    kinds, which = scores.unique(return_inverse=True)
+    counts = torch.cat([found(some) for some in kinds.split(max(1, _AT_ONCE // before.numel()))])
+    return (counts.double() / 2 / math.factorial(features))[which]

@@ -6,8 +6,10 @@ ties with the one before. Runs of tied places may be arranged in any way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, permutations, product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,6 +94,11 @@ class TieOrders:
         """How many rankings the sample with most of them has."""
         return max(self.each, default=1)
 
+    @property
+    def drawn(self) -> Tensor:
+        """Which samples have further rankings than these (N,), so that a mean over them varies."""
+        return ~self._every & (self.counts > 1)
+
     def beyond(self, which: int) -> list[int]:
         """The samples that have more rankings than `which`."""
         return [row for row, count in enumerate(self.each) if count > which]
@@ -153,6 +160,24 @@ class TieOrders:
         swapped = (which >> before.clamp(max=8)) & 1
         of_three = torch.tensor(_OF_THREE[which % 6], device=tied.device)[within.clamp(max=2)]
         return torch.where(size == 3, of_three / 3, (within ^ swapped).clamp(max=1) / 2)
+
+
+def agreeing_orders(explanation: Explanation, sample: int, most: int, key: Key) -> tuple[Tensor, bool]:
+    """Rankings (K, n) of one sample's n features that agree with its map, and whether these are all.
+
+    All where there are at most `most`, else so many draws.
+    """
+    count = int(explanation.space.counts(len(explanation))[sample])
+    order, tied = explanation.order[sample, :count], explanation.tied[sample, :count]
+    run = (~tied).cumsum(-1)
+    runs = [order[run == number].tolist() for number in range(int(run[0]), int(run[-1]) + 1)]
+    if math.prod(math.factorial(len(each)) for each in runs) <= most:
+        found = [[*chain(*parts)] for parts in product(*map(permutations, runs))]
+        return torch.tensor(found, device=order.device), True
+    draws = torch.arange(most, device=order.device)
+    ids = explanation.draw_ids[sample : sample + 1]
+    arranged = keyed.uniform(key / "agreeing", ids, draws, count, torch.float64)[0] + run
+    return order[arranged.argsort(-1)], False
 
 
 def _rankings(
