@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self, overload
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -35,7 +35,6 @@ from veridical.values.task import Task
 from veridical.values.ties import TieOrders
 
 IDENTICALLY_ZERO = "identically 0: the metric does not tell a map from its rearrangements"
-_WRAPPERS: dict[str, Callable[..., AnyMetric]] = {}
 
 
 @dataclass(frozen=True)
@@ -87,15 +86,9 @@ class Relative(AnyMetric):
         return super().from_json({**data, "metric": inner})
 
 
-def add_wrapper(prefix: str, wrap: Callable[..., AnyMetric]) -> None:
-    """Let 'prefix:name' be a metric's name, in JSON too."""
-    _WRAPPERS[prefix] = wrap
-    registry.add_prefix(prefix, wrap)
-
-
 def metric_from_json(data: dict[str, Any]) -> AnyMetric:
     """The metric, wrapped or not, that `to_json` described."""
-    wrap = _WRAPPERS.get(data["name"].partition(":")[0]) if ":" in data["name"] else None
+    wrap = registry.prefixes.get(data["name"].partition(":")[0]) if ":" in data["name"] else None
     if wrap is not None:
         inner = metric_from_json(data["metric"])
         return type(wrap(inner)).from_json({**data, "metric": inner})
@@ -122,11 +115,8 @@ def undefined(task: Task) -> Outcome:
 
 def joined(*flags: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Flags of several outcomes: a sample carries those it carries in any."""
-    out: dict[str, Tensor] = {}
-    for some in flags:
-        for reason, mask in some.items():
-            out[reason] = out[reason] | mask if reason in out else mask
-    return out
+    reasons = dict.fromkeys(reason for some in flags for reason in some)
+    return {r: torch.stack([some[r] for some in flags if r in some]).any(0) for r in reasons}
 
 
 @dataclass(frozen=True)
@@ -226,7 +216,7 @@ class _AboveRandom(Relative):
     prefix: ClassVar[str] = "qrand"
     question: ClassVar[str] = "And how much better than random rankings of its values?"
 
-    def above(self, outcome: Outcome, randoms: list[Outcome]) -> Outcome:
+    def above(self, outcome: Outcome, *randoms: Outcome) -> Outcome:
         """The outcome less the mean of the random ones, higher is better."""
         quality = self.quality(outcome)
         other = torch.stack([self.quality(o) for o in randoms], -1).mean(-1)
@@ -251,17 +241,17 @@ class MapAboveRandom(_AboveRandom, Metric):
         own = context.with_key(self.own_key(context.key))
         drawn = orders_for(explanation, task.draw_ids, context.key, self.draws)
         path = path_of(self.metric, task)
-        if path is None:
-            maps = [explanation, *(explanation.along(drawn[:, k]) for k in range(self.draws))]
-            first, *randoms = [self.metric.evaluate_with_ties(task, map_, own) for map_ in maps]
-            return self.above(first, randoms)
-        if explanation.has_ties:
+        if path is not None and not explanation.has_ties:
+            # the map is one ranking more on the same path, and shares its ends
+            orders = torch.cat([explanation.order[:, None], drawn], 1)
+            values = scores_along(task, path, lambda at, n: orders[:, at : at + n], self.draws + 1, own)
+            return self.above(*map(Outcome, values.unbind(-1)))
+        first = self.metric.evaluate_with_ties(task, explanation, own)
+        if path is not None:
             values = scores_along(task, path, lambda at, n: drawn[:, at : at + n], self.draws, own)
-            first = self.metric.evaluate_with_ties(task, explanation, own)
-            return self.above(first, [Outcome(v) for v in values.unbind(-1)])
-        orders = torch.cat([explanation.order[:, None], drawn], 1)
-        values = scores_along(task, path, lambda at, n: orders[:, at : at + n], self.draws + 1, own)
-        return self.above(Outcome(values[:, 0]), [Outcome(v) for v in values[:, 1:].unbind(-1)])
+            return self.above(first, *map(Outcome, values.unbind(-1)))
+        maps = (explanation.along(order) for order in drawn.unbind(1))
+        return self.above(first, *(self.metric.evaluate_with_ties(task, map_, own) for map_ in maps))
 
 
 @dataclass(frozen=True)
@@ -276,7 +266,7 @@ class MethodAboveRandom(_AboveRandom, ExplainerMetric):
         own = self.own_key(context.key)
         inner = context.with_key(own)
         randoms = [self.metric.evaluate(task, Reshuffled(explainer, k), inner) for k in range(self.draws)]
-        return self.above(self.metric.evaluate(task, explainer, inner), randoms)
+        return self.above(self.metric.evaluate(task, explainer, inner), *randoms)
 
 
 @dataclass(frozen=True)
@@ -304,12 +294,6 @@ def orders_for(explanation: Explanation, ids: Tensor, key: Key, draws: int) -> T
     )
 
 
-@overload
-def QGE(metric: Metric, independent_draws: bool = ...) -> MapGap: ...
-@overload
-def QGE(metric: ExplainerMetric, independent_draws: bool = ...) -> MethodGap: ...
-@overload
-def QGE(metric: AnyMetric | str, independent_draws: bool = ...) -> MapGap | MethodGap: ...
 def QGE(metric: Any, independent_draws: bool = False) -> MapGap | MethodGap:  # noqa: N802 (reads as a class)
     """Estimate by a metric how much better a map is than its own inverse (the quality gap, QGE eq. 5).
 
@@ -331,20 +315,10 @@ def QGE(metric: Any, independent_draws: bool = False) -> MapGap | MethodGap:  # 
     >>> QGE("pixel_flipping").name
     'qge:pixel_flipping'
     """
-    chosen = registry.make(metric) if isinstance(metric, str) else metric
-    if isinstance(chosen, Metric):
-        return MapGap(chosen, independent_draws)
-    if isinstance(chosen, ExplainerMetric):
-        return MethodGap(chosen, independent_draws)
-    raise InputError(f"QGE takes a metric or its name, got {type(metric).__name__}")
+    chosen = _metric(metric, "QGE")
+    return (MapGap if isinstance(chosen, Metric) else MethodGap)(chosen, independent_draws)
 
 
-@overload
-def QRand(metric: Metric, draws: int = ...) -> MapAboveRandom: ...
-@overload
-def QRand(metric: ExplainerMetric, draws: int = ...) -> MethodAboveRandom: ...
-@overload
-def QRand(metric: AnyMetric | str, draws: int = ...) -> MapAboveRandom | MethodAboveRandom: ...
 def QRand(metric: Any, draws: int = 1) -> MapAboveRandom | MethodAboveRandom:  # noqa: N802 (reads as a class)
     """Estimate by a metric how much better a map is than random rankings of its values (QRAND_K, eq. 7).
 
@@ -365,12 +339,15 @@ def QRand(metric: Any, draws: int = 1) -> MapAboveRandom | MethodAboveRandom:  #
     >>> QRand("pixel_flipping", draws=5).name
     'qrand:pixel_flipping'
     """
+    chosen = _metric(metric, "QRand")
+    return (MapAboveRandom if isinstance(chosen, Metric) else MethodAboveRandom)(chosen, draws)
+
+
+def _metric(metric: Any, who: str) -> AnyMetric:
     chosen = registry.make(metric) if isinstance(metric, str) else metric
-    if isinstance(chosen, Metric):
-        return MapAboveRandom(chosen, draws)
-    if isinstance(chosen, ExplainerMetric):
-        return MethodAboveRandom(chosen, draws)
-    raise InputError(f"QRand takes a metric or its name, got {type(metric).__name__}")
+    if not isinstance(chosen, Metric | ExplainerMetric):
+        raise InputError(f"{who} takes a metric or its name, got {type(metric).__name__}")
+    return chosen
 
 
 def paired(
@@ -397,5 +374,5 @@ def _curve(path: RankPath, share: torch.Tensor, responses: torch.Tensor) -> Curv
     return Curve(share, responses, "share of features removed", path.response)
 
 
-add_wrapper("qge", QGE)
-add_wrapper("qrand", QRand)
+registry.add_prefix("qge", QGE)
+registry.add_prefix("qrand", QRand)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from veridical.api import as_explanation, as_metric
 from veridical.core.allowed import Between, Count
 from veridical.core.key import Key
+from veridical.core.progress import track
 from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer, as_explainer
@@ -218,25 +219,25 @@ def standing(
         raise InputError(f"draws come in pairs: an even number of at least 4, got {draws!r}")
     # what a metric evaluates whatever the map, such as random subsets, is evaluated once for all rankings
     own = Context(Key(seed) / scorer.name)
-    before = task.predictor.meter.cost
-    steps, rankings = None, None
     if isinstance(scorer, Metric):
         explained = as_explanation(explanation, task, seed).matching(task)
         before = task.predictor.meter.cost
         missing, constant, who = explained.missing, ~explained.spread, explained.explainer
         # a map that is missing has no place; zeros stand in for it so that the others can be placed
         explained = explained.with_values(explained.values.nan_to_num()) if bool(missing.any()) else explained
-        rankings = MapRankings(scorer, explained, Key(seed) / "standing", own)
+        maps = MapRankings(scorer, explained, Key(seed) / "standing", own)
         steps = _all_steps(task, scorer, own, exact)
+        if steps is not None:
+            columns, sample, how = _exactly(task, steps, maps, max(draws, LOOKED_UP), level)
+        else:
+            columns, sample, how = _sampled(task, maps, draws, level)
     else:
         method = as_explainer(explanation)
         method.check(task)
+        before = task.predictor.meter.cost
         missing = constant = torch.zeros(len(task), dtype=torch.bool, device=task.device)
-        rankings, who = MethodRankings(scorer, method, own), method.name  # type: ignore[assignment, arg-type]
-    if steps is not None:
-        columns, sample, how = _exactly(task, steps, rankings, max(draws, LOOKED_UP), level)
-    else:
-        columns, sample, how = _sampled(task, rankings, draws, level)
+        methods, who = MethodRankings(scorer, method, own), method.name  # type: ignore[arg-type]
+        columns, sample, how = _sampled(task, methods, draws, level)
     quality, inverse = columns.pop("quality"), columns.pop("inverse")
     unknown = missing | quality.isnan()
     # a map that ranks nothing stands for every ranking there is, and half of these are below the others
@@ -318,8 +319,9 @@ def _exactly(
             half = 0.0 if complete else _t(level, len(share)) * float(share.std()) / len(share) ** 0.5
             how[row] = "exact" if complete else "ties drawn"
             middle = float(share.mean())
-            found = (quality.mean(), inverse.mean(), middle, max(0.0, middle - half), min(1.0, middle + half))
-            for name, value in zip(names, found, strict=False):
+            ends = (max(0.0, middle - half), min(1.0, middle + half))
+            numbers = (float(quality.mean()), float(inverse.mean()), middle, *ends)
+            for name, value in zip(names, numbers, strict=False):
                 columns[name][row] = value
     columns["variance_ratio"] = torch.full_like(columns["best"], torch.nan)
     there = {name: column.to(task.device) for name, column in columns.items()}
@@ -379,12 +381,17 @@ def _t(level: float, count: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class MapRankings:
-    """Scores of rankings that carry an explanation's values; random ones follow the sample alone."""
+    """Scores of rankings that carry an explanation's values; random ones follow the sample alone.
+
+    With `independent_draws` each meets random draws of its own, as when a metric is run again.
+    """
 
     metric: Metric
     explanation: Explanation
     key: Key
     own: Context
+    independent_draws: bool = False
+    progress: bool | None = False
 
     def agreeing(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
         """Scores of the map and its inverse (N, K) along rankings that agree; whether these are drawn."""
@@ -405,7 +412,7 @@ class MapRankings:
 
     def take(self, rows: Tensor) -> MapRankings:
         """Those of some of the samples."""
-        return MapRankings(self.metric, self.explanation.take(rows), self.key, self.own)
+        return replace(self, explanation=self.explanation.take(rows))
 
     def scores(self, task: Task, first: int, count: int, paired: bool) -> Tensor:
         """The scores (N, count) of random rankings; if paired each is followed by its inverse."""
@@ -426,10 +433,13 @@ class MapRankings:
             return drawn
 
         path = path_of(self.metric, task)
-        if path is not None:
+        if path is not None and not self.independent_draws:
             return sign_of(self.metric) * scores_along(task, path, orders, count, self.own)
-        maps = (self.explanation.along(orders(k, 1)[:, 0]) for k in range(count))
-        columns = [self.metric.evaluate_with_ties(task, map_, self.own).values.double() for map_ in maps]
+        columns = []
+        for k in track(range(count), "rankings", self.progress):
+            map_ = self.explanation.along(orders(k, 1)[:, 0])
+            own = self.own.with_key(self.own.key / (k // 2) / (k % 2)) if self.independent_draws else self.own
+            columns.append(self.metric.evaluate_with_ties(task, map_, own).values.double())
         return sign_of(self.metric) * torch.stack(columns, 1)
 
 

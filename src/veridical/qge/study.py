@@ -21,12 +21,18 @@ from veridical.functional.devices import at_a_time
 from veridical.metrics.base import Metric
 from veridical.models.context import Context
 from veridical.models.cost import Cost
-from veridical.qge.gap import paired
 from veridical.qge.kept_features import KeptFeatures
-from veridical.qge.paths import path_of, random_orders, reversed_orders, scores_along
-from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, subset_responses
+from veridical.qge.paths import path_of
+from veridical.qge.standing import MapRankings
+from veridical.qge.subsets import (
+    LARGEST_ENUMERATION,
+    RankingScores,
+    all_rankings,
+    rounded,
+    sign_of,
+    subset_responses,
+)
 from veridical.values.explanation import Explanation
-from veridical.values.scores import Direction
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -76,20 +82,18 @@ class RankingStudy:
         """One row an (input, transform)."""
         import pandas as pd
 
-        rows = [
+        inputs, columns = self.tau.shape
+        return pd.DataFrame(
             {
-                "id": int(self.ids[i]),
+                "id": self.ids.repeat_interleave(columns).tolist(),
                 "metric": self.metric,
-                "transform": name,
-                "tau": float(self.tau[i, t]),
-                "rho": float(self.rho[i, t]),
-                "spread": float(self.spread[i]),
+                "transform": self.transforms * inputs,
+                "tau": self.tau.flatten().tolist(),
+                "rho": self.rho.flatten().tolist(),
+                "spread": self.spread.repeat_interleave(columns).tolist(),
                 "rankings": self.rankings,
             }
-            for i in range(len(self))
-            for t, name in enumerate(self.transforms)
-        ]
-        return pd.DataFrame(rows)
+        )
 
     def plot(self, ax: Axes | None = None, rho: bool = False) -> Axes:
         """Draw tau (or rho) of QRAND_K over K, and of QGE: mean and deviation over inputs (figure 2)."""
@@ -179,8 +183,9 @@ def rankings_of(task: Task, metric: Any = None, seed: int = 0) -> RankingScores:
     if len(task) != 1:
         raise InputError(f"all rankings are scored for one sample at a time, got {len(task)}; use task[i]")
     responses = subset_responses(task, path, task.space.n_features, Context(Key(seed) / scorer.name))[0]
-    sign = 1.0 if scorer.better is Direction.HIGHER else -1.0
-    return all_rankings(responses, sign * path.dense_weights(0, task.space.n_features).to(task.device))
+    return all_rankings(
+        responses, sign_of(scorer) * path.dense_weights(0, task.space.n_features).to(task.device)
+    )
 
 
 @checked
@@ -239,43 +244,14 @@ def sampled_rankings(
     progress: bool | None,
 ) -> list[RankingScores]:
     """The quality of random rankings of each sample and of their inverses, higher is better."""
-    context = Context(key / scorer.name)
-    features, valid = task.space.n_features, task.space.valid
-
-    def drawn(first: int, count: int) -> Tensor:
-        which = torch.arange(first, first + count, device=task.device)
-        return random_orders(key / "study", task.draw_ids, which, features, valid)
-
-    def turned(first: int, count: int) -> Tensor:
-        return reversed_orders(drawn(first, count), valid)
-
-    sign = 1.0 if scorer.better is Direction.HIGHER else -1.0
-    path = path_of(scorer, task)
-    if path is not None and not independent:
-        both = [
-            rounded(sign * scores_along(task, path, orders, rankings, context).cpu())
-            for orders in (drawn, turned)
-        ]
-        return [RankingScores(*each) for each in zip(*both, strict=True)]
     if explanation is None:
-        plain = torch.arange(1.0, features + 1, dtype=torch.float64, device=task.device)
-        explanation = Explanation(
-            plain.expand(len(task), -1), task.space, task.targets, task.ids, draw_ids=task.draw_ids
-        )
-    columns = []
-    # what a metric asks whatever the map, such as random subsets under one key, serves all rankings
-    for k in track(range(rankings), "rankings", progress):
-        map_ = explanation.along(drawn(k, 1)[:, 0])
-        if independent:
-            outcomes = tuple(
-                scorer.evaluate_with_ties(task, m, context.with_key(context.key / k / i))
-                for i, m in enumerate((map_, map_.inverted()))
-            )
-        else:
-            outcomes = paired(scorer, task, map_, map_.inverted(), context)
-        columns.append(torch.stack([o.values.double() for o in outcomes]))
-    values = rounded(sign * torch.stack(columns, -1).cpu())
-    return [RankingScores(*each) for each in values.unbind(1)]
+        plain = torch.arange(1.0, task.space.n_features + 1, dtype=torch.float64, device=task.device)
+        plain = plain.expand(len(task), -1)
+        explanation = Explanation(plain, task.space, task.targets, task.ids, draw_ids=task.draw_ids)
+    own = Context(key / scorer.name)
+    drawn = MapRankings(scorer, explanation, key / "study", own, independent, progress)
+    pairs = rounded(drawn.scores(task, 0, 2 * rankings, True).cpu()).unflatten(1, (-1, 2))
+    return [RankingScores(*each.unbind(-1)) for each in pairs]
 
 
 def _scorer(metric: Any, task: Task) -> Metric:
