@@ -7,10 +7,9 @@ before each step and put back, so that a resumed run walks on exactly where it s
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from torch.nn import functional as F
 
 from veridical.core import key as keyed
 from veridical.core.allowed import Between, Count, PartOf, Positive
+from veridical.core.files import write_file
 from veridical.core.key import Key
 from veridical.core.progress import track
 from veridical.core.settings import check_settings
@@ -112,9 +112,38 @@ def fit(
         for parameter in trained:
             parameter.requires_grad_(True)
     steps = optimiser(trained)
+
+    def loss_on(index: Tensor, masks: Key, draw: int) -> Tensor:
+        x = rows.masked(index, schedule.beta, masks, draw) if schedule.masks else rows.inputs[index]
+        return loss(output(call(model, x, take_side(rows.side, index))), rows.targets[index])
+
+    def trained_loss(epoch: int) -> float:
+        # dropout acts and batch norm follows the masked batches, as in ordinary training
+        model.train()
+        order = keyed.permutation(key / "order", torch.tensor([epoch]), 0, len(learn))[0].to(learn.device)
+        total = torch.zeros((), dtype=torch.float64, device=learn.device)
+        for at, index in enumerate(batches(learn[order], schedule.batch)):
+            with torch.enable_grad(), keyed_generators(key / "step" / epoch / at, learn.device):
+                value = loss_on(index, key, epoch + 1)
+                steps.zero_grad()
+                value.backward()
+            steps.step()
+            total += value.detach().double() * len(index)
+        return float(total / len(learn))
+
+    def validation_loss() -> float:
+        model.eval()
+        with torch.no_grad():
+            # the same masks in every epoch, so that epochs are compared on the same ground
+            each = [
+                loss_on(index, key / "validation", 0).double() * len(index)
+                for index in held.split(schedule.batch)
+            ]
+        return float(sum(each) / len(held))
+
     state = None if resume is None else _resumed(resume, model, steps)
     if state is None:
-        first = _validation(model, output, rows, held, schedule, loss, key)
+        first = validation_loss()
         # the starting weights are a candidate like any other: training may only make them worse
         state = Progress(first, _copied(model), best_loss=first if math.isfinite(first) else math.inf)
         state.forward += len(held)
@@ -122,22 +151,25 @@ def fit(
     for epoch in track(range(state.epoch, schedule.epochs), what, show, state.summary):
         if state.epoch - state.best_epoch >= schedule.patience:
             break
-        train_loss = _epoch(model, output, rows, learn, schedule, loss, steps, key, epoch)
-        valid_loss = _validation(model, output, rows, held, schedule, loss, key)
+        losses = {"training": trained_loss(epoch), "validation": validation_loss()}
         state.forward += len(learn) + len(held)
         state.backward += len(learn)
-        state.history.append({"training": train_loss, "validation": valid_loss})
-        if not math.isfinite(train_loss) or not math.isfinite(valid_loss):
+        state.history.append(losses)
+        if not all(map(math.isfinite, losses.values())):
             if resume is not None:
                 resume.unlink(missing_ok=True)
             raise InputError(
-                f"the loss became {train_loss} in epoch {epoch + 1}: the steps are too large; lower the rate"
+                f"the loss became {losses['training']} in epoch {epoch + 1}: the steps are too large; lower "
+                "the rate"
             )
         state.epoch = epoch + 1
-        if valid_loss < state.best_loss:
-            state.best_epoch, state.best_loss, state.best = state.epoch, valid_loss, _copied(model)
+        if losses["validation"] < state.best_loss:
+            state.best_epoch, state.best_loss, state.best = epoch + 1, losses["validation"], _copied(model)
         if resume is not None:
-            _keep(resume, model, steps, state)
+            content = {"model": model.state_dict(), "optimiser": steps.state_dict(), "progress": vars(state)}
+            buffer = io.BytesIO()
+            torch.save(content, buffer)
+            write_file(resume, buffer.getvalue())
     model.load_state_dict(state.best)
     return state
 
@@ -151,57 +183,6 @@ def split(count: int, share: float, key: Key, device: torch.device) -> tuple[Ten
     held = min(max(1, round(share * count)), count - 1)
     order = keyed.permutation(key / "split", torch.tensor([0]), 0, count)[0].to(device)
     return order[held:], order[:held]
-
-
-def _epoch(
-    model: nn.Module,
-    output: Output,
-    rows: Rows,
-    learn: Tensor,
-    schedule: Schedule,
-    loss: Loss,
-    steps: torch.optim.Optimizer,
-    key: Key,
-    epoch: int,
-) -> float:
-    # dropout acts and batch norm follows the masked batches, as in ordinary training
-    model.train()
-    order = learn[keyed.permutation(key / "order", torch.tensor([epoch]), 0, len(learn))[0].to(learn.device)]
-    total = torch.zeros((), dtype=torch.float64, device=learn.device)
-    with torch.enable_grad():
-        for at, index in enumerate(batches(order, schedule.batch)):
-            x = _inputs(rows, index, schedule, key, epoch + 1)
-            with keyed_generators(key / "step" / epoch / at, learn.device):
-                value = loss(output(call(model, x, take_side(rows.side, index))), rows.targets[index])
-                steps.zero_grad()
-                value.backward()
-            steps.step()
-            total += value.detach().double() * len(index)
-    return float(total / len(learn))
-
-
-def _validation(
-    model: nn.Module,
-    output: Output,
-    rows: Rows,
-    held: Tensor,
-    schedule: Schedule,
-    loss: Loss,
-    key: Key,
-) -> float:
-    model.eval()
-    total = torch.zeros((), dtype=torch.float64, device=held.device)
-    with torch.no_grad():
-        for index in held.split(schedule.batch):
-            # the same masks in every epoch, so that epochs are compared on the same ground
-            x = _inputs(rows, index, schedule, key / "validation", 0)
-            value = loss(output(call(model, x, take_side(rows.side, index))), rows.targets[index])
-            total += value.double() * len(index)
-    return float(total / len(held))
-
-
-def _inputs(rows: Rows, index: Tensor, schedule: Schedule, key: Key, draw: int) -> Tensor:
-    return rows.masked(index, schedule.beta, key, draw) if schedule.masks else rows.inputs[index]
 
 
 def batches(order: Tensor, size: int) -> Iterator[Tensor]:
@@ -218,19 +199,6 @@ def keyed_generators(key: Key, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=random_states(device)):
         torch.manual_seed(key.state & (2**63 - 1))
         yield
-
-
-def _keep(path: Path, model: nn.Module, steps: torch.optim.Optimizer, state: Progress) -> None:
-    """Write the resume file atomically: an interruption leaves the last whole one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"model": model.state_dict(), "optimiser": steps.state_dict(), "progress": vars(state)}
-    handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
-    try:
-        torch.save(content, part)
-        os.replace(part, path)
-    finally:
-        Path(part).unlink(missing_ok=True)
 
 
 def _resumed(path: Path, model: nn.Module, steps: torch.optim.Optimizer) -> Progress | None:

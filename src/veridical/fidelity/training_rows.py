@@ -1,14 +1,14 @@
 """Training rows of a fine-tuning: tensors, torch datasets and loaders, or Hugging Face datasets.
 
 Rows of a dataset are read when a batch needs them and never all held. Which row joins which batch is keyed,
-so the order of a loader does not matter; what it does to rows (`collate_fn`) and which it takes do.
+so the batches and the order of a loader do not matter.
 """
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -59,17 +59,26 @@ class Streamed:
     """Inputs of a dataset, indexed by a tensor of row numbers like a tensor of them all."""
 
     def __init__(self, source: Any, columns: Columns | None, side: Sequence[str], like: Tensor) -> None:
-        self._dataset = getattr(source, "dataset", source)
+        data = torch.utils.data
+        loaded = isinstance(source, data.DataLoader)
+        self._dataset: Any = source.dataset if loaded else source
         # a dataset that is only walked through may inherit a __getitem__ that raises
-        walked = isinstance(self._dataset, torch.utils.data.IterableDataset)
-        if walked or not hasattr(self._dataset, "__len__"):
+        if isinstance(self._dataset, data.IterableDataset) or not hasattr(self._dataset, "__len__"):
             raise InputError(
-                f"{type(self._dataset).__name__} does not tell its number of rows and rows by their number; "
+                f"{type(self._dataset).__name__} does not give its number of rows and rows by their number; "
                 "rows are split, ordered and masked by number: give a dataset with __len__ and __getitem__, "
                 "which is read row by row all the same (of a Hugging Face stream: Dataset.from_generator)"
             )
-        self._collate = getattr(source, "collate_fn", None)
-        self._chosen = _chosen(source, len(self._dataset))
+        every = (data.SequentialSampler, data.RandomSampler)
+        if loaded and (type(source.sampler) not in every or getattr(source.sampler, "replacement", False)):
+            raise InputError(
+                f"the loader draws rows by a {type(source.sampler).__name__}, and rows are drawn by number "
+                "here: give the dataset itself, or a torch.utils.data.Subset of it"
+            )
+        if loaded and source.collate_fn is not data.default_collate:
+            raise InputError(
+                "the loader has a collate_fn: give a dataset whose rows are what it makes of them"
+            )
         self._columns, self._side, self._like = columns, side, like
         first = torch.arange(min(READ_TWICE, len(self)))
         if len(self) and not torch.equal(self[first], self[first]):
@@ -79,24 +88,46 @@ class Streamed:
             )
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        return len(self._dataset)
 
     def __getitem__(self, index: Tensor) -> Tensor:
         return self.batch(index)[0]
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """Inputs, labels and side inputs of the rows of these numbers."""
-        places = [self._chosen[i] for i in index.tolist()]
         many = getattr(self._dataset, "__getitems__", None)
-        items = many(places) if many is not None else [self._dataset[i] for i in places]
-        inputs, labels, side = _parts(items, self._collate, self._columns, self._side)
+        items = many(index.tolist()) if many is not None else [self._dataset[i] for i in index.tolist()]
+        place, label = self._places(items[0])
+        inputs = _stack([row if place is None else row[place] for row in items])
         if inputs.shape[1:] != self._like.shape[1:]:
             raise ShapeError(
                 f"training rows have shape {tuple(inputs.shape[1:])}, the task's inputs "
                 f"{tuple(self._like.shape[1:])}"
             )
-        there = {name: value.to(self.device) for name, value in side.items()}
-        return inputs.to(self._like), None if labels is None else labels.to(self.device), there
+        labels = None if label is None else _stack([row[label] for row in items]).to(self.device)
+        side = {name: _stack([row[name] for row in items]).to(self.device) for name in self._side}
+        return inputs.to(self._like), labels, side
+
+    def _places(self, row: Any) -> tuple[Any, Any]:
+        """Where a row has its inputs and its label: mappings by their columns, pairs by their place."""
+        if not isinstance(row, Mapping):
+            if self._side:
+                columns = ", ".join(self._side)
+                raise InputError(
+                    f"the task has side inputs {columns}: rows must be mappings with these columns"
+                )
+            pair = isinstance(row, tuple | list)
+            return (0 if pair else None), (1 if pair and len(row) > 1 else None)
+        there = ", ".join(map(str, row))
+        if self._columns is None:
+            raise InputError(
+                "rows of this dataset are mappings; give columns=(inputs, label), label None without any, "
+                f"among {there}"
+            )
+        for name in (*self._columns, *self._side):
+            if name is not None and name not in row:
+                raise InputError(f"the dataset has no column '{name}'; it has {there}")
+        return self._columns
 
     @property
     def device(self) -> torch.device:
@@ -107,74 +138,13 @@ def is_dataset(source: Any) -> bool:
     """Whether rows are to be read from it one by one rather than taken as they lie."""
     if isinstance(source, Tensor | np.ndarray | str | bytes | list | tuple | Mapping):
         return False
-    return hasattr(source, "dataset") or (hasattr(source, "__getitem__") and not hasattr(source, "iloc"))
-
-
-def _chosen(source: Any, count: int) -> Sequence[int]:
-    """The row numbers a loader takes: all, or those of a subset sampler."""
-    sampler = getattr(source, "sampler", None)
-    data = torch.utils.data
-    if sampler is None or isinstance(sampler, data.SequentialSampler):
-        return range(count)
-    if isinstance(sampler, data.RandomSampler) and not sampler.replacement:
-        return range(count)
-    if isinstance(sampler, data.SubsetRandomSampler):
-        return sorted(sampler.indices)
-    raise InputError(
-        f"the loader draws rows by a {type(sampler).__name__}, and which rows it takes is not known "
-        "beforehand; give the dataset itself, or a torch.utils.data.Subset of it"
+    return isinstance(source, torch.utils.data.DataLoader) or (
+        hasattr(source, "__getitem__") and not hasattr(source, "iloc")
     )
 
 
-def _parts(
-    items: Sequence[Any],
-    collate: Callable[[Sequence[Any]], Any] | None,
-    columns: Columns | None,
-    side: Sequence[str],
-) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-    """Inputs, labels and side inputs of rows: mappings by their columns, pairs by their place."""
-    rows: Any = items
-    batched = collate is not None and collate is not torch.utils.data.default_collate
-    if collate is not None and batched:
-        rows = collate(items)
-    first = rows if batched else items[0]
-    if isinstance(first, Mapping):
-        names = _names(first, columns, side)
-        found = {n: _tensor(rows[n]) if batched else _stack([row[n] for row in rows]) for n in names}
-        assert columns is not None
-        label = None if columns[1] is None else found[columns[1]]
-        return found[columns[0]], label, {name: found[name] for name in side}
-    if side:
-        raise InputError(
-            f"the task has side inputs {', '.join(side)}: rows must be mappings with these columns"
-        )
-    if isinstance(first, tuple | list):
-        each = list(rows) if batched else list(zip(*rows, strict=True))
-        made = [_tensor(part) if batched else _stack(part) for part in each[:2]]
-        return made[0], made[1] if len(made) > 1 else None, {}
-    return (_tensor(rows) if batched else _stack(rows)), None, {}
-
-
-def _names(row: Mapping[str, Any], columns: Columns | None, side: Sequence[str]) -> list[str]:
-    there = ", ".join(map(str, row))
-    if columns is None:
-        raise InputError(
-            "rows of this dataset are mappings; give columns=(inputs, label), label None without any, "
-            f"among {there}"
-        )
-    wanted = [*(name for name in columns if name is not None), *side]
-    for name in wanted:
-        if name not in row:
-            raise InputError(f"the dataset has no column '{name}'; it has {there}")
-    return wanted
-
-
-def _tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-
-
 def _stack(values: Sequence[Any]) -> Tensor:
-    found = [_tensor(value) for value in values]
+    found = [value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value)) for value in values]
     shapes = {tuple(value.shape) for value in found}
     if len(shapes) > 1:
         raise ShapeError(f"training rows differ in shape, {sorted(shapes)[:3]}; pad them to one")
@@ -252,29 +222,22 @@ def training_rows(
         side = side_of(train_side, len(inputs), task.device)
     if labels is not None and len(labels) != len(inputs):
         raise ShapeError(f"{len(labels)} training labels for {len(inputs)} training rows")
-    streamed = isinstance(inputs, Streamed)
-    if bool(task.side) and not bool(side) and not streamed:
+    if bool(task.side) and not bool(side) and not isinstance(inputs, Streamed):
         raise InputError("the task has side inputs; give those of the training rows with train_side=...")
     never = None if train_space is not None or task.space.valid is None else padding_tokens(task)
-    answers, digests, valid, seen, beside = [], [], [], [], []
+    answers, digests, valid, read, sides = [], [], [], [], []
     content = hashlib.blake2b(digest_size=16)
     for index in torch.arange(len(inputs), device=task.device).split(READ_AT_ONCE):
-        own = take_side(side, index) if side else side
-        if isinstance(inputs, Streamed):
-            x, label, found = inputs.batch(index)
-            seen += [] if label is None else [label]
-            if found:
-                own = found
-                beside.append(found)
-        else:
-            x = inputs[index]
-        answers.append(predicted_labels(task.uncounted(partial(task.predictor.outputs, x, own)), task))
+        x, label, own = inputs.batch(index) if isinstance(inputs, Streamed) else (inputs[index], None, {})
+        read += [] if label is None else [label]
+        sides += [own] if own else []
+        beside = own or (take_side(side, index) if side else side)
+        answers.append(predicted_labels(task.uncounted(partial(task.predictor.outputs, x, beside)), task))
         digests.append(row_digests(x))
         content.update(tensor_bytes(x))
         valid += [] if never is None else [~torch.isin(x, never)]
-    if streamed:
-        labels = torch.cat(seen) if seen else None
-        side = {name: torch.cat([part[name] for part in beside]) for name in beside[0]} if beside else side
+    labels = torch.cat(read) if read else labels
+    side = {name: torch.cat([own[name] for own in sides]) for name in sides[0]} if sides else side
     predicted = torch.cat(answers)
     targets, origin = predicted, "predicted"
     if labels is not None:
