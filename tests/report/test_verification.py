@@ -52,9 +52,13 @@ def test_a_changed_or_missing_file_is_named(folder: Path, name: str) -> None:
     path = folder / name
     text = path.read_text()
     path.write_text(text.replace("gradient", "gradiend", 1))
-    assert [name in problem for problem in verify_report(folder)] == [True]
+    assert name in verify_report(folder)[0]
     path.unlink()
-    assert [name in problem for problem in verify_report(folder)] == [True] * (name != "index.html")
+    problems = verify_report(folder)
+    assert f"{name} is missing" in problems[0]
+    # the page comes from report.json, everything else from the audit alone; no study is named
+    assert ("veridical report" if name == "index.html" else "run the audit again") in problems[-1]
+    assert "resume" not in "".join(problems)
 
 
 def test_a_changed_report_does_not_lead_to_its_checksum(folder: Path) -> None:
@@ -83,6 +87,27 @@ def test_the_command_confirms_or_says_what_is_wrong(folder: Path) -> None:
     bad = runner.invoke(app, ["verify", str(folder)])
     assert bad.exit_code == 1
     assert "scores.csv was changed" in bad.output
+
+
+def test_files_too_many_and_reports_without_contents_are_told(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    told = runner.invoke(app, ["verify", str(folder)])
+    assert told.exit_code == 0
+    assert "not of this audit: notes.txt" in told.output
+    (folder / "report.json").unlink()
+    lost = runner.invoke(app, ["verify", str(folder)])
+    assert lost.exit_code == 1
+    assert "report.json is missing" in lost.output
+
+
+def test_a_study_and_a_report_in_one_folder_are_both_checked(folder: Path) -> None:
+    study = {"tasks": ["known/linear"], "samples": 3, "explainers": ["random"], "metrics": ["sparseness"]}
+    vd.study.run(study, folder, executor="in-process", progress=False)
+    assert runner.invoke(app, ["verify", str(folder)]).exit_code == 0
+    next((folder / "cells").iterdir()).write_bytes(b"x")
+    told = runner.invoke(app, ["verify", str(folder)])
+    assert told.exit_code == 1
+    assert "resume makes it again" in told.output
 
 
 def test_page_beside_the_contents(shown: dict[str, Any], tmp_path: Path) -> None:

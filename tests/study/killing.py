@@ -291,11 +291,12 @@ def became(process: subprocess.Popen[bytes], folder: Path, said: Path) -> str:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes that a process has started, and theirs."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            yield int(child)
-            yield from descendants(int(child))
+    """The processes that a process has started, in any of its threads, and theirs."""
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in listed.read_text().split():
+                yield int(child)
+                yield from descendants(int(child))
 
 
 def runs(pid: int, program: str) -> bool:

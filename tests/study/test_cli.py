@@ -94,8 +94,11 @@ def test_cells_of_one_side_are_counted_and_some_named(file, small, tmp_path):
     assert "nan" not in found.output
 
 
-def test_where_an_export_goes_is_an_argument_or_an_option(file, tmp_path):
-    call("run", file, "-o", tmp_path / "a", "-w", 1)
-    assert call("export", tmp_path / "a", "-o", tmp_path / "y.csv").exit_code == 0
-    assert (tmp_path / "y.csv").stat().st_size > 0
-    assert call("export", tmp_path / "a").exit_code == 2
+def test_names_of_strangers_are_no_commands_to_the_terminal(small, tmp_path):
+    small |= {"name": "\x1b[31mred", "tasks": small["tasks"][:1], "seeds": [0]}
+    small["explainers"] = [{"name": "random", "label": "\x1b]0;title\x07\u202e"}]
+    file = tmp_path / "evil.yaml"
+    file.write_text(yaml.safe_dump(small, allow_unicode=False))
+    told = call("run", file, "-w", 1).output + call("status", tmp_path / "evil_study").output
+    assert "x1b[31mred" in told
+    assert not {"\x1b", "\x07", "\u202e"} & set(told)

@@ -13,7 +13,7 @@ import pytest
 
 from veridical import study as studies
 from veridical.core import files
-from veridical.errors import FormatError, StorageError, StudyError
+from veridical.errors import FormatError, InputError, StorageError, StudyError
 from veridical.jobs import Lease, Store
 from veridical.study import preparations
 from veridical.study.cells import from_parquet, place, to_parquet
@@ -187,6 +187,31 @@ def test_a_damaged_plan_is_made_again_from_the_study(folder: Path) -> None:
         studies.open(folder)
     assert resume(folder).status().complete
     assert studies.verify(folder).ok
+
+
+def test_a_changed_study_file_is_found_and_resume_says_so(folder: Path, caplog) -> None:
+    path = folder / "study.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("samples: 6", "samples: 7"))
+    assert [line for line in studies.verify(folder).problems if "study.yaml was changed" in line]
+    assert not caplog.text
+    assert resume(folder).status().stale == 8
+    assert "computes what it says now" in caplog.text
+    assert studies.verify(folder).ok
+    path.unlink()
+    assert "lacks its study.yaml" in studies.verify(folder).problems[0]
+
+
+@pytest.mark.parametrize("data", [{}, [], {"name": 3}, "text"])
+def test_a_plan_of_odd_content_is_a_sentence(folder: Path, data: Any) -> None:
+    (folder / "plan.json").write_bytes(files.pack_json(data, "plan", 4))
+    assert "plan.json is damaged" in studies.verify(folder).problems[0]
+    assert resume(folder).status().complete
+
+
+def test_a_folder_with_a_nul_in_its_name_is_refused() -> None:
+    with pytest.raises(InputError, match="NUL"):
+        studies.open("a\0b")
 
 
 def test_a_damaged_record_of_a_failure_still_says_that_it_failed(code, tmp_path: Path) -> None:

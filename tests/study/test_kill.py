@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.study.killing import count, files, kill_often, start
+from tests.study.killing import count, descendants, files, kill_often, start
 
 HERE = "tests.study.user_code"
 STUDY: dict[str, Any] = {
@@ -42,9 +42,9 @@ def test_workers_end_with_their_runner(tmp_path):
         deadline = time.monotonic() + 120
         workers: set[int] = set()
         while time.monotonic() < deadline and not list(tmp_path.glob("explanations/*.safetensors")):
-            workers |= _children(process.pid)
+            workers |= set(descendants(process.pid))
             time.sleep(0.02)
-        workers |= _children(process.pid)
+        workers |= set(descendants(process.pid))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -55,11 +55,3 @@ def test_workers_end_with_their_runner(tmp_path):
         time.sleep(0.05)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in workers)
     assert count(tmp_path) == 0
-
-
-def _children(pid: int) -> set[int]:
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return {int(child) for child in file.read().split()}
-    except FileNotFoundError:
-        return set()

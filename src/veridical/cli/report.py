@@ -40,24 +40,27 @@ def verify(
 
     Example: veridical verify audit
     """
-    from veridical.report.rendering import CONTENTS
-    from veridical.report.verification import verify_report
+    from veridical.report.verification import is_report, other_files, verify_report
+    from veridical.study import verify as verify_study
 
-    if (Path(folder) / CONTENTS).is_file():
-        problems = verify_report(folder)
-        good = "the checksum holds: inputs, settings, scores and report belong together"
-    else:
-        from veridical.study import verify as verify_study
-
+    wrong = []
+    both = is_report(folder) and (Path(folder) / "plan.json").is_file()
+    if is_report(folder):
+        wrong = verify_report(folder)
+        for name in [] if both else other_files(folder):
+            say(f"not of this audit: {name}")
+        if not wrong:
+            say("the checksum holds: inputs, settings, scores and report belong together")
+    if both or not is_report(folder):
         found = verify_study(folder)
-        problems = list(found.problems)
-        good = f"{found.sound} files are sound; {len(found.missing)} cells are to do"
         for name in found.foreign:
             say(f"not of this study: {name}")
-    for line in problems or [good]:
+        if found.ok:
+            say(f"{found.sound} files are sound; {len(found.missing)} cells are to do")
+        wrong += found.problems
+    for line in wrong:
         say(line)
-    if problems:
-        say(f"{len(problems)} things are wrong; veridical resume makes what a study has lost again")
+    if wrong:
         raise typer.Exit(1)
 
 

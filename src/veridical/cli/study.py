@@ -111,18 +111,13 @@ def diff_studies(a: FolderName, b: FolderName) -> None:
 
 @app.command("export")
 def export_study(
-    folder: FolderName,
-    path: Annotated[Path | None, typer.Argument(help="Where to: .csv or .parquet.")] = None,
-    also: Annotated[Path | None, typer.Option("--out", "-o", help="The same, as an option.")] = None,
+    folder: FolderName, path: Annotated[Path, typer.Argument(help="Where to: .csv or .parquet.")]
 ) -> None:
     """Write all scores of a study as one table, a row per sample.
 
     Example: veridical export study scores.csv
     """
-    place = path or also
-    if place is None:
-        raise typer.BadParameter("say where to: veridical export FOLDER scores.csv")
-    say(f"scores written to {studies.open(folder).export(place)}")
+    say(f"scores written to {studies.open(folder).export(path)}")
 
 
 def _estimate(file: Path, folder: str | None, how: Running) -> None:

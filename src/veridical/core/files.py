@@ -150,6 +150,8 @@ def unpack_json(content: bytes, source: str, kind: str, version: int, content_ha
     found = read_header(content, source, version)
     verify_checksum(content, source)
     check_header(found, source, kind=kind, content_hash=content_hash)
+    if "data" not in found:
+        raise FormatError(f"{source} holds no data")
     return found["data"]
 
 

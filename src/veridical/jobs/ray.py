@@ -27,6 +27,10 @@ log = logging.getLogger("veridical")
 KEPT_TASKS = 64
 """Tasks that stay in the object store; older ones are placed again when they are needed."""
 MIB = 2**20
+NODE_LOST = (
+    "the Ray node of this machine was lost, and the run with it; what is finished is kept: run this again "
+    "(veridical resume FOLDER), which goes on from there"
+)
 
 
 class RayPool(Executor):
@@ -186,22 +190,30 @@ class RayPool(Executor):
         if time.monotonic() - self._checked >= 1.0:
             self.check()
             try:
-                nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+                alive = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
             except Exception:
                 self.check()
                 raise
+            if self._node not in alive:
+                raise StudyError(NODE_LOST)  # Ray will end this process, if it has the time to say so
+            nodes = list(alive.values())
             if len(nodes) < len(self._nodes):
-                # Ray ends this process, too, where it was the node of this machine
                 log.warning("a node of the cluster was lost; its jobs are given out again")
             self._nodes, self._checked = nodes, time.monotonic()
         return self._nodes
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether this process is part of a cluster already."""
+        return self._ray is not None or ("ray" in sys.modules and sys.modules["ray"].is_initialized())
 
     def _connect(self) -> None:
         if self._ray is not None:
             return
         self._ray = import_ray()
         self._ours = connect(self.address, self.num_cpus, self.host, self.object_store_mib)
-        self._head = str(self._ray.get_runtime_context().gcs_address)
+        context = self._ray.get_runtime_context()
+        self._head, self._node = str(context.gcs_address), context.get_node_id()
         # a worker that has seen one GPU cannot change to another, so it serves once where there are several
         several = any(node.get("GPU", 0) > 1 for node in self._alive())
         self._remote = self._ray.remote(max_calls=int(several))(work)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from veridical.core import files
 from veridical.core.files import PART
-from veridical.errors import FormatError, StorageError
+from veridical.errors import FormatError, InputError, StorageError
 
 log = logging.getLogger("veridical")
 
@@ -53,6 +53,8 @@ class Store:
 
     def __init__(self, place: str | Path) -> None:
         text = str(place)
+        if "\0" in text:
+            raise InputError(f"a folder's name holds no NUL, got {text!r}")
         self.local: Path | None = None
         """The path, where the store is a local folder."""
         self._fs: Any = None

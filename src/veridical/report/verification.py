@@ -19,12 +19,13 @@ from veridical.auditing import Audit
 from veridical.core.files import checksum, read_file
 from veridical.models.inner_units import Switched
 from veridical.models.prompts import PromptModel
-from veridical.report.rendering import read, render
+from veridical.report.rendering import CONTENTS, read, render
 from veridical.values.content_hash import content_digest, hash_tensors
 from veridical.values.tables import csv_text
 from veridical.values.task import Task
 
 PAGES = {"html": "index.html", "md": "report.md"}
+AGAIN = "copy the whole folder again, or run the audit again"
 
 
 def identity(audit: Audit) -> dict[str, Any]:
@@ -81,9 +82,24 @@ def checksums(contents: Mapping[str, Any], files: Mapping[str, str]) -> dict[str
     return {**links, "all": _checksum_of(links)}
 
 
+def is_report(folder: str | Path) -> bool:
+    """Whether a folder holds an audit's report, or what is left of one."""
+    return any((Path(folder) / name).is_file() for name in (CONTENTS, "audit.json"))
+
+
+def other_files(folder: str | Path) -> list[str]:
+    """What lies in the folder of an audit's report and is not part of it."""
+    stated = read(Path(folder)).get("checksums") if (Path(folder) / CONTENTS).is_file() else None
+    named = stated.get("files") if isinstance(stated, dict) else None
+    own = {CONTENTS, *PAGES.values(), *(named or ())}
+    return sorted(path.name for path in Path(folder).iterdir() if path.name not in own)
+
+
 def verify_report(folder: str | Path) -> list[str]:
     """What is wrong with the folder of an audit's report; nothing where its checksum holds."""
     folder = Path(folder)
+    if not (folder / CONTENTS).is_file():
+        return [f"{CONTENTS} is missing, without which nothing can be checked: {AGAIN}"]
     contents = read(folder)
     stated = contents.get("checksums")
     if not isinstance(stated, dict) or not isinstance(stated.get("files"), dict):
@@ -99,6 +115,9 @@ def verify_report(folder: str | Path) -> list[str]:
             problems.append(f"{name} is missing")
         elif checksum(read_file(path)) != expected:
             problems.append(f"{name} was changed: its checksum is another")
+    problems += [f"only the audit makes its files again: {AGAIN}"] * bool(problems)
+    if not (folder / PAGES["html"]).is_file():
+        problems.append(f"{PAGES['html']} is missing: veridical report {folder} draws it from {CONTENTS}")
     return problems + _pages(folder, contents)
 
 

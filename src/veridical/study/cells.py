@@ -103,7 +103,7 @@ def verify(folder: str | Path) -> Verification:
             missing += [str(job)] * (job.kind == "score")
             continue
         sound += found is None
-        problems += [f"{job}: {found}"] * (found is not None)
+        problems += [f"{job}: {found}; veridical resume makes it again"] * (found is not None)
     there = [f"{folder}/{name}" for folder in FOLDERS.values() for name in store.files(folder)]
     foreign = [name for name in there if name not in known]
     return Verification(sound, tuple(problems), tuple(missing), tuple(foreign))
@@ -114,9 +114,11 @@ def source_problems(plan: StudyPlan, store: Store) -> list[str]:
     try:
         text = store.read(SOURCE).decode("utf-8", "replace")
     except FileNotFoundError:
-        return [f"{store.url} lacks its {SOURCE}, from which the plan was made"]
-    changed = f"{store.url}/{SOURCE} was changed: the plan and the cells were made from another text"
-    return [] if content_hash(text) == plan.source else [changed]
+        return [f"{store.url} lacks its {SOURCE}, from which the plan was made: copy it there again"]
+    if content_hash(text) == plan.source:
+        return []
+    changed = f"{store.url}/{SOURCE} was changed since the plan was made"
+    return [f"{changed}: put it back, or veridical resume computes what it says now"]
 
 
 # --- failures and labels ----------------------------------------------------------------------------------

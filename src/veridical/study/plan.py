@@ -258,17 +258,22 @@ class StudyPlan(Frozen):
 # --- as a file --------------------------------------------------------------------------------------------
 
 
+def write_plan(plan: StudyPlan, store: Store) -> None:
+    """Make a plan the folder's own."""
+    store.write_json(FILE, plan.model_dump(mode="json"), KIND, FORMAT, plan.digest)
+
+
 def read_plan(store: Store) -> StudyPlan:
     """The plan of a folder; FormatError where there is none, or it is damaged or of another version."""
     refuse_other_versions(store)
+    made = store.exists("study.yaml")
+    again = "veridical resume makes it again" if made else "there is no study.yaml to make it from"
     try:
         return StudyPlan.model_validate(store.read_json(FILE, KIND, FORMAT))
-    except ValidationError as error:
-        raise FormatError(f"{store.url}/{FILE} is no plan of a study: {error}") from None
+    except (FormatError, ValidationError) as error:
+        raise FormatError(f"{store.url}/{FILE} is damaged ({error}); {again}") from None
     except FileNotFoundError:
-        if not store.exists("study.yaml"):
-            raise FormatError(f"{store.url} holds no study (there is no {FILE})") from None
-        raise FormatError(f"{store.url} lacks its plan; veridical resume makes it again") from None
+        raise FormatError(f"{store.url} holds no study (there is no {FILE}); {again}") from None
 
 
 def refuse_other_versions(store: Store) -> None:

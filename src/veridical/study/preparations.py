@@ -47,7 +47,9 @@ def _facts(part: Any, seed: int) -> dict[str, Any] | None:
     return None
 
 
-def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, hash: str, scratch: str | None) -> bytes:
+def prepare(
+    facts: Mapping[str, Any], metric: AnyMetric, task: Task, hash: str, scratch: Path | None
+) -> bytes:
     """Make what a metric needs from a whole task that nothing has touched, as the content of a file.
 
     In `scratch` a fine-tuning that was killed goes on where it was.
@@ -58,7 +60,7 @@ def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, hash: str, 
                 part.noise_path(task, Key(facts["seed"]))
         kept = {label: path.to_json() for label, path in task.estimates.items()}
         return files.pack_tensors(PATH, {}, {"data": kept}, hash)
-    work = Path(scratch or _own_folder().name) / f"{hash}.work"
+    work = (scratch or Path(_own_folder().name)) / f"{hash}.work"
     artefact = finetune(task, beta=facts["beta"], cache=work, progress=False)
     content = files.pack_tensors(KIND, artefact.tensors, artefact.header, hash)
     shutil.rmtree(work, ignore_errors=True)

@@ -18,24 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from veridical.core.progress import track
-from veridical.errors import FormatError, InputError, StorageError, VeridicalWarning
-from veridical.jobs import BlockedError, Lease, Processes, RayPool, Store, as_executor
+from veridical.errors import FormatError, InputError, StorageError, StudyError, VeridicalWarning
+from veridical.jobs import BlockedError, Lease, Processes, RayPool, Store, WorkerLostError, as_executor
 from veridical.jobs import run as run_jobs
-from veridical.study import worker
-from veridical.study.cells import (
-    FAILURES,
-    FOLDERS,
-    SOURCE,
-    place,
-    problem,
-    relabel,
-    source_problems,
-    write_failure,
-)
+from veridical.jobs.ray import NODE_LOST
+from veridical.study import cells, worker
+from veridical.study.cells import FAILURES, FOLDERS, SOURCE, place
 from veridical.study.plan import (
-    FILE,
-    FORMAT,
-    KIND,
     PlannedTask,
     StudyJob,
     StudyPlan,
@@ -43,6 +32,7 @@ from veridical.study.plan import (
     read_plan,
     refuse_other_versions,
     torch_threads,
+    write_plan,
 )
 from veridical.study.result import LOG, Study
 from veridical.study.spec import StudySpec
@@ -53,6 +43,7 @@ from veridical.values.task import Task
 log = logging.getLogger("veridical")
 AnyStudy = str | Path | Mapping[str, Any] | StudySpec | StudyFile
 Watch = Callable[[dict[str, Any]], None]
+INTERRUPTED = "interrupted; the finished cells are kept"
 LOCAL = (Processes, ProcessPoolExecutor, ThreadPoolExecutor)
 """Executors whose workers see the files of this machine."""
 
@@ -119,11 +110,14 @@ def run(
     refuse_other_versions(store)
     try:
         with Lease(store, plan.digest, plan.name):
-            relabel(plan, store)
+            cells.relabel(plan, store)
             if not store.exists(SOURCE) or store.read(SOURCE) != file.text.encode():
                 store.write(SOURCE, file.text.encode())
-            store.write_json(FILE, plan.model_dump(mode="json"), KIND, FORMAT, plan.digest)
-            _Run(plan, store, pool, allow_code, watch, progress).run()
+            write_plan(plan, store)
+            if isinstance(pool, RayPool) and watch is None and not pool.is_connected:
+                _apart(plan, store, pool, allow_code, None, progress)
+            else:
+                _Run(plan, store, pool, allow_code, watch, progress).run()
     except StorageError as error:
         if not error.read_only or not _complete(plan, store):
             raise
@@ -133,6 +127,22 @@ def run(
             pool.shutdown()
         worker.forget()
     return Study(store)
+
+
+def _apart(plan: StudyPlan, store: Store, pool: RayPool, *rest: Any) -> None:
+    """Run in a process of its own: Ray ends the process that loses its node, without a word."""
+    try:
+        with Processes(1) as own:
+            own.submit(_run_there, plan, store.url, pool, *rest).result()
+    except KeyboardInterrupt:
+        log.warning(INTERRUPTED)
+    except WorkerLostError:
+        raise StudyError(NODE_LOST.replace("FOLDER", store.url)) from None
+
+
+def _run_there(plan: StudyPlan, url: str, pool: RayPool, *rest: Any) -> None:
+    with pool:
+        _Run(plan, Store(url), pool, *rest).run()
 
 
 def _complete(plan: StudyPlan, store: Store) -> bool:
@@ -169,8 +179,8 @@ def resume(
     except FileNotFoundError:
         raise FormatError(f"{store.url} holds no study (there is no {SOURCE})") from None
     with suppress(FormatError):
-        for sentence in source_problems(read_plan(store), store):
-            log.warning("%s; what it says now is planned and computed", sentence)
+        for sentence in cells.source_problems(read_plan(store), store):
+            log.warning("%s", sentence)
     options: dict[str, Any] = {"executor": executor, "workers": workers, "allow_code": allow_code}
     return run(parse_study(text, SOURCE), folder, watch=watch, progress=progress, **options)
 
@@ -220,6 +230,8 @@ class _Run:
         self.done = self.failed = 0
         self.open: Counter[str] = Counter()
         """Cells still to do of each map."""
+        self.how = plan.model_copy(update={"tasks": (), "explainers": (), "metrics": (), "skipped": ()})
+        """The plan as workers need it: how models are run, and no axes."""
         self.placed: tuple[str, Task | None] = ("", None)
         self.log_name = f"{LOG}/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}.jsonl"
         self.lines: list[str] = []
@@ -241,7 +253,7 @@ class _Run:
                 if job.kind == "score":
                     next(bar, None)
         except KeyboardInterrupt:
-            log.warning("interrupted; the finished cells are kept")
+            log.warning(INTERRUPTED)
         finally:
             running.close()
             bar.close()
@@ -256,7 +268,7 @@ class _Run:
         found = set()
         for job in (job for job in self.plan.jobs() if job.hash in self.there):
             try:
-                wrong = problem(self.store, job)
+                wrong = cells.problem(self.store, job)
             except FileNotFoundError:  # another run has dropped it
                 self.there.discard(job.hash)
                 continue
@@ -288,48 +300,36 @@ class _Run:
             yield from todo
 
     def _work(self, job: StudyJob) -> Work:
-        plan, prepared = self.plan, {}
+        prepared: dict[str, Mapping[str, Any]] = {}
         if job.metric is not None:
-            facts = job.metric.prepares[plan.seeds.index(job.seed)]
-            prepared = {plan.preparation(job.task, one).hash: one for one in facts}
+            facts = job.metric.prepares[self.plan.seeds.index(job.seed)]
+            prepared = {self.plan.preparation(job.task, one).hash: one for one in facts}
         elif job.kind == "prepare":
-            metric = next(m for m in plan.metrics if any(job.facts in some for some in m.prepares))
+            metric = next(m for m in self.plan.metrics if any(job.facts in some for some in m.prepares))
             job = replace(job, metric=metric)
-        local = self.pool is None or isinstance(self.pool, LOCAL)
-        where = self.store.local if local else None
+        where = self.store.local if self.pool is None or isinstance(self.pool, LOCAL) else None
         files: dict[str, Path | bytes] = {}
         for need in job.needs:
             name = place("prepare" if need in prepared else "explain", need)
             with suppress(FileNotFoundError):
                 files[need] = self.store.read(name) if where is None else where / name
-        ray = isinstance(self.pool, RayPool) and not job.task.ranged
-        return Work(
-            job,
-            prepared,
-            plan.settings(job) if job.kind == "score" else {},
-            files,
-            plan.threads,
-            plan.device,
-            self.allow_code,
-            plan.imports,
-            None if where is None else str(where / FOLDERS["prepare"]),
-            self._place(job.task) if ray else None,
-        )
+        scratch = None if where is None else where / FOLDERS["prepare"]
+        return Work(job, self.how, prepared, files, self.allow_code, scratch, self._placed(job.task))
 
-    def _place(self, planned: PlannedTask) -> Task | None:
-        """A task that this process loads and places on the cluster, for workers that cannot load it."""
-        assert isinstance(self.pool, RayPool)
+    def _placed(self, planned: PlannedTask) -> Task | None:
+        """A task that this process loads and places on a Ray cluster, for workers that cannot load it."""
+        if not isinstance(self.pool, RayPool) or planned.ranged:
+            return None
         if self.placed[0] != planned.label:
             self.placed = planned.label, None
             try:
                 with torch_threads(self.plan.threads):
-                    task = worker.load_planned(planned, self.plan.threads, self.plan.device, self.allow_code)
+                    task = worker.load_planned(planned, self.how, self.allow_code)
                 self.pool.place(task)
                 self.placed = planned.label, task
             except Exception as error:  # a model that does not pickle, or a device this machine lacks
-                log.warning(
-                    "every worker loads '%s' by itself, it cannot be placed: %s", planned.label, error
-                )
+                said = "every worker loads '%s' by itself, it cannot be placed: %s"
+                log.warning(said, planned.label, error)
         return self.placed[1]
 
     # --- what became of them ------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class _Run:
             message = str(cause)
         if job.kind == "score":
             self.failed += 1
-            write_failure(self.store, job, "score" if cause is error else "before", message, trace)
+            cells.write_failure(self.store, job, "score" if cause is error else "before", message, trace)
             if job.hash in self.there:
                 self.store.delete(place(job.kind, job.hash))
             self._close(job)

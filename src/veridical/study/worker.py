@@ -23,7 +23,7 @@ from veridical.errors import FormatError, InputError, VeridicalError
 from veridical.metrics import ExplainerMetric, Metric
 from veridical.models.cost import Cost
 from veridical.study.cells import map_bytes, read_map, to_parquet
-from veridical.study.plan import PlannedTask, StudyJob, torch_threads
+from veridical.study.plan import PlannedTask, StudyJob, StudyPlan, torch_threads
 from veridical.study.preparations import equipped, prepare
 from veridical.study.resolve import identify_task, load_task, make_explainer, make_metric
 from veridical.values.explanation import Explanation
@@ -38,26 +38,23 @@ _tasks: dict[tuple[Any, ...], Task] = {}
 class Work:
     """A job with all that a worker needs for it.
 
-    `prepared` says what is prepared under which hash, `settings` everything that decides a cell. `files` are
-    the results of the jobs that it needs, by hash: as paths, or as bytes for workers elsewhere. A `task` that
-    is given need not be loaded.
+    The plan's axes may be left out. `prepared` says what is prepared under which hash. `files` are the
+    results of the jobs that it needs, by hash: as paths, or as bytes for workers elsewhere. In `scratch` a
+    long preparation that was killed goes on. A `task` that is given need not be loaded.
     """
 
     job: StudyJob
+    plan: StudyPlan
     prepared: Mapping[str, Mapping[str, Any]]
-    settings: Mapping[str, Any]
     files: Mapping[str, Path | bytes]
-    threads: int
-    device: str | None
     allow_code: bool
-    imports: tuple[str, ...]
-    scratch: str | None = None
+    scratch: Path | None = None
     task: Task | None = None
 
     @property
     def resources(self) -> Mapping[str, float]:
         """What it asks of a cluster; by default a CPU for every thread."""
-        return {**({"cpus": self.threads} if self.threads > 1 else {}), **self.job.resources}
+        return {**({"cpus": self.plan.threads} if self.plan.threads > 1 else {}), **self.job.resources}
 
 
 @dataclass(frozen=True)
@@ -89,11 +86,12 @@ def carry_out(work: Work) -> Result:
     """Do a job; what goes wrong is raised as `FailedJobError`."""
     made: dict[str, bytes] = {}
     began = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught, torch_threads(work.threads):
+    with warnings.catch_warnings(record=True) as caught, torch_threads(work.plan.threads):
         warnings.simplefilter("always")
         try:
-            for module in work.imports:
-                import_module(module)
+            for thing in filter(None, (work.job.explainer, work.job.metric)):
+                for module in thing.modules:
+                    import_module(module)
             content, cost = KINDS[work.job.kind](work, made)
         except Exception as problem:
             seconds, error = time.perf_counter() - began, f"{type(problem).__name__}: {problem}"
@@ -138,7 +136,7 @@ def _score(work: Work, made: dict[str, bytes]) -> tuple[bytes, Cost]:
         raise InputError(f"'{metric.name}' evaluates neither maps nor methods")
     # the file a fine-tuned model lies in is this machine's affair
     scores = replace(scores, provenance={**scores.provenance, "metric": plain})
-    return to_parquet(scores, job.labels, work.settings, job.hash), scores.cost
+    return to_parquet(scores, job.labels, work.plan.settings(job), job.hash), scores.cost
 
 
 KINDS = {"prepare": _prepare, "explain": _explain, "score": _score}
@@ -165,26 +163,22 @@ def _task(work: Work) -> Task:
     """The rows of a job, as a task that nothing has touched."""
     planned, job = work.job.task, work.job
     shard = job.shard if planned.ranged else None
-    key = (planned.digest, planned.label, shard, planned.rows, work.threads, work.device)
+    key = (planned.digest, planned.label, shard, planned.rows, work.plan.threads, work.plan.device)
     if key not in _tasks:
         while len(_tasks) >= KEPT_TASKS:
             _tasks.pop(next(iter(_tasks)))
             gc.collect()  # a task points at itself
-        _tasks[key] = work.task or load_planned(planned, work.threads, work.device, work.allow_code, shard)
+        _tasks[key] = work.task or load_planned(planned, work.plan, work.allow_code, shard)
     rows = slice(job.samples) if planned.ranged else slice(*job.shard)
     task = _tasks[key][rows]
     return task.changed(estimates=task.estimates)
 
 
 def load_planned(
-    planned: PlannedTask,
-    threads: int,
-    device: str | None,
-    allow_code: bool,
-    shard: tuple[int, int] | None = None,
+    planned: PlannedTask, plan: StudyPlan, allow_code: bool, shard: tuple[int, int] | None = None
 ) -> Task:
     """The task that was planned; InputError where it is another by now."""
-    task = load_task(planned.choice, planned.rows, threads, device, allow_code, shard)
+    task = load_task(planned.choice, planned.rows, plan.threads, plan.device, allow_code, shard)
     rows = planned.samples if shard is None else shard[1] - shard[0]
     same = shard is not None or identify_task(task, planned.choice)[0] == planned.digest
     if len(task) != rows or not same:
