@@ -201,6 +201,12 @@ def test_arrays_that_unfold_are_refused_by_their_header(
     with pytest.raises(VeridicalError, match="VERIDICAL_MAX_ARRAY_MIB"):
         read_table(tmp_path / "t.parquet")
     monkeypatch.setenv("VERIDICAL_MAX_ARRAY_MIB", "64")
+    (tmp_path / "wide.csv").write_text(",".join("c" * 100_001) + "\n1")
+    pd.DataFrame(np.zeros((1, 11))).to_parquet(tmp_path / "wide.parquet")
+    monkeypatch.setenv("VERIDICAL_MAX_COLUMNS", "10")
+    for name in ("wide.csv", "wide.parquet"):
+        with pytest.raises(VeridicalError, match="VERIDICAL_MAX_COLUMNS"):
+            read_table(tmp_path / name)
     assert read_arrays(tmp_path / "a.npz")["inputs"].shape == (2**20,)
     monkeypatch.setenv("VERIDICAL_MAX_FILE_MIB", "0")
     with pytest.raises(VeridicalError, match="VERIDICAL_MAX_FILE_MIB"):

@@ -285,7 +285,7 @@ def became(process: subprocess.Popen[bytes], folder: Path, said: Path) -> str:
         return "survived"
     if process.returncode == -signal.SIGKILL:
         return "killed"
-    known = ("the head of the Ray cluster", "a node of the cluster was lost", "raylet")
+    known = ("the head of the Ray cluster", "the Ray node of this machine was lost", "raylet")
     told = [line for line in said.read_text(errors="replace").splitlines() if any(k in line for k in known)]
     return f"said: {told[-1][:110]}" if told else f"ended with {process.returncode} and said nothing"
 

@@ -19,7 +19,7 @@ import yaml
 
 import veridical as vd
 from tests.auditing.test_jobs import FAST, METHODS, frame
-from tests.study.killing import PROCESSES, files, kill_ray
+from tests.study.killing import PROCESSES, descendants, files, kill_ray, runs
 from veridical import study as studies
 from veridical.auditing import audit
 from veridical.errors import InputError, StudyError
@@ -273,6 +273,29 @@ def test_any_process_of_two_nodes_may_be_killed(tmp_path):
     assert became.pop("driver") == "killed"
     assert became["worker"] == became["log monitor"] == became["second node"] == "survived"
     assert all(end == "survived" or end.startswith("said: ") for end in became.values()), became
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_lost_node_of_this_machine_is_a_sentence_a_status_and_no_lease(held, tmp_path):
+    (tmp_path / "held" / "hold").touch()
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(held))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path)}
+    words = ["run", str(tmp_path / "study.yaml"), "-w", "1", "--executor", "ray", "--allow-code"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "veridical", *words], env=env, stderr=subprocess.PIPE, text=True
+    )
+    while not list((tmp_path / "held").glob("*.held")) and run.poll() is None:
+        time.sleep(0.1)
+    os.kill(next(pid for pid in descendants(run.pid) if runs(pid, "raylet/raylet")), signal.SIGKILL)
+    _, said = run.communicate(timeout=120)
+    (tmp_path / "held" / "hold").unlink()
+    assert run.returncode == 2, said
+    assert "error: the Ray node of this machine was lost" in said
+    assert "veridical resume" in said
+    assert list((tmp_path / "study_study" / "leases").iterdir()) == []
+    resumed = studies.resume(tmp_path / "study_study", executor="in-process", allow_code=True, progress=False)
+    assert resumed.status().complete
 
 
 def test_workers_elsewhere_have_the_bounds_of_this_process(monkeypatch):

@@ -33,6 +33,7 @@ MIB = 2**20
 LIMITS: dict[str, tuple[int, str]] = {
     "file_mib": (4096, "MiB of one input file"),
     "array_mib": (4096, "MiB of all arrays or weights of one file, unfolded"),
+    "columns": (100_000, "columns of one table"),
     "image_pixels": (50_000_000, "pixels of one image, as it is stored and as it is scaled"),
     "yaml_kib": (1024, "KiB of a study file"),
     "yaml_nodes": (100_000, "values of a study file, aliases written out"),

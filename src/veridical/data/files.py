@@ -139,7 +139,10 @@ def read_table(path: str | Path) -> pd.DataFrame:
         elif suffix == ".jsonl":
             frame = pd.DataFrame([_flat(where, row) for where, row in json_lines(path)])
         else:
-            frame = pd.read_csv(path, sep="\t" if suffix == ".tsv" else ",", encoding="utf-8")
+            separator = "\t" if suffix == ".tsv" else ","
+            with path.open(encoding="utf-8") as file:
+                check_limit("columns", file.readline().count(separator) + 1, path.name)
+            frame = pd.read_csv(path, sep=separator, encoding="utf-8")
     except VeridicalError:
         raise
     except UnicodeDecodeError as error:
@@ -158,6 +161,7 @@ def _parquet(path: Path) -> pd.DataFrame:
     about = pq.read_metadata(path)
     unfolded = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
     check_limit("array_mib", unfolded / MIB, path.name)
+    check_limit("columns", about.num_columns, path.name)
     return pd.read_parquet(path)
 
 
