@@ -18,7 +18,7 @@ from veridical.explainers.diagnostics import difference_from_baselines
 from veridical.explainers.gradients import baseline_row, input_gradient, no_baseline
 from veridical.explainers.layout import at_response
 from veridical.explainers.trace.differences import Differences, Record, apart, scattered
-from veridical.explainers.trace.tracer import TracingExplainer, traced_model, traced_outputs
+from veridical.explainers.trace.tracer import TracingExplainer, traced_outputs
 from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.values.task import Task
@@ -40,7 +40,8 @@ class _FromBaselines(TracingExplainer):
 
     def tracer(self, task: Task, x: Tensor) -> Differences:
         """For the trial of a model: differences to zeros."""
-        return Differences(x, next(_records(task, x[:1].detach() * 0)))
+        start = x[:1].detach() * 0
+        return Differences(x, _recorded(task, start.expand_as(x) if task.side else start))
 
     def _try(self, task: Task) -> None:
         super()._try(task)
@@ -63,7 +64,7 @@ class _FromBaselines(TracingExplainer):
         starts = self.starts(task, context.key)
         with task.session(grad=True):
             rows = task.inputs.detach().requires_grad_(True)
-            records = _records(task, starts)
+            records = _records(task, starts, context)
             tracer = Differences(rows, next(records))
             outputs = traced_outputs(task, tracer)
             keep_outputs(context, task, outputs)
@@ -76,15 +77,14 @@ class _FromBaselines(TracingExplainer):
         return total / len(starts)
 
 
-def _records(task: Task, starts: Tensor) -> Iterator[Record]:
+def _records(task: Task, starts: Tensor, context: Context) -> Iterator[Record]:
     """What the model does at each baseline: once for all parts of a call where there are no side inputs."""
     if task.side:
         # each beside a sample's own: one at a time, when it is its turn
         return (_recorded(task, start.expand_as(task.inputs)) for start in starts.split(1))
-    model = traced_model(task)
-    if model.shared is None:
-        model.shared = _each(task, starts, max(len(task), task.predictor.padded_to))
-    return iter(model.shared)
+    most = max(len(task), task.predictor.padded_to)
+    # one context serves all pieces of one call, and no other call
+    return iter(context.memo.once(context, "records of baselines", lambda: _each(task, starts, most)))
 
 
 def _each(task: Task, starts: Tensor, most: int) -> list[Record]:

@@ -54,7 +54,7 @@ FACTS = frozenset(
     shape size dim ndim dtype device numel layout is_cuda is_nested is_leaf is_sparse is_quantized
     is_floating_point is_complex requires_grad grad_fn stride element_size storage_offset is_contiguous
     nelement len is_mps is_meta get_device grad names is_mkldnn is_xla is_cpu untyped_storage data_ptr
-    version is_inference hash repr format
+    version is_inference hash repr format register_hook
     """.split()
 )
 """What is asked about a tensor without reading its values."""

@@ -9,8 +9,7 @@ that looks right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -27,7 +26,7 @@ from veridical.explainers.layout import at_logits
 from veridical.explainers.trace.operations import FACTS, LIKE, NEW, mapped, overwritten, plain_name, tensors
 from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.models.context import Context
-from veridical.models.predictor import Output, call, out_of_memory, plain_output
+from veridical.models.predictor import call, out_of_memory
 from veridical.values.task import Task
 
 _UNSEEN = (
@@ -294,44 +293,9 @@ def _on_a_copy(func: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class TracedModel(nn.Module):
-    """A model, read by its output rule, that is traced where a tracer is set; else it runs as it is."""
-
-    def __init__(self, model: nn.Module, output: Output) -> None:
-        super().__init__()
-        self.model = model
-        self._output = output
-        self._tracer: Tracer | None = None
-        self.shared: Any = None
-        """What a method computes once for all parts of one call."""
-
-    def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
-        """The model's outputs for x, as (rows, outputs)."""
-        if self._tracer is None:
-            return self._output(self.model(x, *side, **named))
-        return self._tracer.run(lambda: self._output(self.model(x, *side, **named)))
-
-    @contextmanager
-    def traced_by(self, tracer: Tracer) -> Iterator[None]:
-        """While this is open, the model is traced."""
-        before, self._tracer = self._tracer, tracer
-        try:
-            yield
-        finally:
-            self._tracer = before
-
-
-def traced_model(task: Task) -> TracedModel:
-    """The model of a task that a tracing explainer has prepared."""
-    model = task.predictor.model
-    assert isinstance(model, TracedModel)
-    return model
-
-
 def traced_outputs(task: Task, tracer: Tracer) -> Tensor:
     """The outputs of the tracer's rows beside the task's side inputs; inside a session of the task."""
-    with traced_model(task).traced_by(tracer):
-        return call(task.predictor.view, tracer.x, task.side)
+    return tracer.run(lambda: call(task.predictor.view, tracer.x, task.side))
 
 
 @dataclass(frozen=True)
@@ -363,11 +327,7 @@ class TracingExplainer(Explainer):
         return refusals[name]
 
     def _prepared(self, task: Task) -> Task:
-        task = self.traced_task(task.at_embeddings())
-        _ = task.targets  # of the model itself, before it is traced
-        inner = task.predictor
-        traced = TracedModel(inner.model, inner.output)
-        return task.changed(predictor=inner.with_model(traced, plain_output), outputs=task.known_outputs)
+        return self.traced_task(task.at_embeddings())
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         with task.session(grad=True):
