@@ -14,8 +14,8 @@ import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, seeded, series_task
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import Constant, Random, RandomK, Sobel
-from veridical.explainers.controls import InputMagnitude, MovingNoise
-from veridical.explainers.transforms import OtherClass, explainer_from_json
+from veridical.explainers.controls import MovingNoise
+from veridical.explainers.transforms import OtherClass
 from veridical.models.predictor import Plan
 from veridical.perturb.fills import NeighbourMean
 
@@ -175,14 +175,3 @@ def test_other_class_is_the_map_of_the_runner_up():
     one = vd.Task(nn.Linear(2, 1), torch.ones(2, 2), head="regression")
     with pytest.raises(NotApplicableError, match="no other class"):
         OtherClass("gradient").check(one)
-
-
-def test_other_class_survives_json():
-    made = OtherClass("gradient")
-    assert explainer_from_json(made.to_json()) == made
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_magnitude_of_odd_numbers(dtype):
-    task = vd.Task(nn.Linear(1, 2).to(dtype), torch.full((3, 1), 2.0, dtype=dtype), fill=0.0)
-    assert vd.explain(InputMagnitude(), task).values.flatten().tolist() == [2.0, 2.0, 2.0]

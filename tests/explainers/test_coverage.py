@@ -13,15 +13,12 @@ from tests.reference.coverage import CHECKS, ELSEWHERE, LAWFUL
 from veridical.core.space import Space
 from veridical.explainers import (
     DeepLift,
-    KernelShap,
     LrpEpsilon,
     Occlusion,
     applicable,
     registry,
 )
 from veridical.explainers.controls import image_edges
-from veridical.plots import slices
-from veridical.report.gallery import gallery
 
 FEW = {
     "deeplift_shap": {"baselines": 2},
@@ -175,23 +172,7 @@ def test_a_window_is_a_cube(task: vd.Task) -> None:
     assert torch.equal(found, expected)
 
 
-def test_voxels_are_joined_into_blocks(task: vd.Task) -> None:
-    cells = KernelShap(budget=330).cells_of(task)
-    assert cells is not None
-    assert cells.count == 27
-    assert cells.space.labels[0].unique().numel() == 27
-
-
 def test_edges_of_a_volume_are_those_of_its_slices() -> None:
     volume = torch.rand(2, 1, 3, 5, 5)
     edges = image_edges(volume)
     torch.testing.assert_close(edges[1, 2], image_edges(volume[1:, :, 2])[0])
-
-
-def test_a_gallery_shows_slices(task: vd.Task) -> None:
-    made = {"gradient": vd.explain("gradient", task), "deeplift": vd.explain("deeplift", task)}
-    shown = gallery(task, made, {})
-    assert shown["kind"] == "image"
-    assert shown["items"][0]["input"].startswith("data:image/png")
-    assert slices(task.inputs[0]).shape == (2, SIDE, 3 * SIDE)
-    assert [note.split(":")[0] for note in shown["notes"]] == ["deeplift"]

@@ -15,7 +15,6 @@ import veridical as vd
 from tests.reference.small_nets import conv_net, draw, image_task, linear_task, seeded, series_task
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import DeepLift, DeepLiftShap, IntegratedGradients, LrpEpsilon
-from veridical.explainers.trace.differences import through_softmax
 from veridical.models.predictor import Plan
 
 
@@ -303,17 +302,6 @@ def test_a_softmax_far_from_its_baseline_stays_finite_and_complete(steep: float,
     assert complete["largest_residual"] < (1e-3 if dtype == torch.float32 else 1e-8)
 
 
-def test_multipliers_of_a_softmax_by_hand() -> None:
-    z, z0 = torch.tensor([[2.0, -1.0]]).double(), torch.tensor([[0.5, 0.25]]).double()
-    found = through_softmax(torch.tensor([[1.0, 0.0]]).double(), z, z0, -1)
-    change = z.softmax(-1)[0, 0] - z0.softmax(-1)[0, 0]
-    torch.testing.assert_close((found * (z - z0)).sum(), change)
-    # where nothing changes it is the gradient
-    same = through_softmax(torch.tensor([[1.0, 0.0]]).double(), z, z.clone(), -1)
-    y = z.softmax(-1)[0]
-    torch.testing.assert_close(same[0], torch.stack([y[0] * (1 - y[0]), -y[0] * y[1]]))
-
-
 class OfTwo(nn.Module):
     """An operation whose setting follows the input too, given by name."""
 
@@ -341,14 +329,6 @@ def test_a_setting_that_follows_the_input_is_refused_by_name_too(
     for explainer in (DeepLift(), LrpEpsilon()):
         with pytest.raises(NotApplicableError, match="has no rule for"):
             explainer(task)
-
-
-def test_log_sigmoid_has_a_slope_as_other_functions_do() -> None:
-    net = seeded(nn.Sequential(nn.Linear(4, 6), nn.LogSigmoid(), nn.Linear(6, 3)))
-    task = vd.Task(net, draw(3, 4))
-    change = (net(task.inputs) - net(torch.zeros(1, 4).double())).gather(1, task.targets[:, None])[:, 0]
-    torch.testing.assert_close(vd.explain("deeplift", task).values.sum(1), change.detach())
-    assert vd.explain("lrp", task).values.abs().sum() > 0
 
 
 class Reused(nn.Module):

@@ -24,7 +24,6 @@ from veridical.explainers import (
     VarGrad,
     registry,
 )
-from veridical.explainers.gradients import quadrature
 from veridical.models.predictor import Plan
 
 RULES = {
@@ -77,14 +76,6 @@ def test_integrated_gradients_agree_with_captum(rule: str) -> None:
         maps = maps * steps / (steps - 1)
     # captum keeps its path points in single precision
     torch.testing.assert_close(ours, task.values(maps), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_weights_integrate_a_polynomial(rule: str) -> None:
-    points, weights = quadrature(rule, 64, torch.zeros((), dtype=torch.float64))
-    assert float(weights.sum()) == pytest.approx(1, abs=1e-12)
-    error = abs(float((weights * points**3).sum()) - 0.25)
-    assert error < {"gauss_legendre": 1e-14, "midpoint": 1e-4, "trapezoid": 1e-4}.get(rule, 1e-2)
 
 
 def test_integrated_gradients_are_complete_on_a_smooth_model() -> None:
@@ -292,11 +283,3 @@ def test_tends_to_integrated_gradients_from_one_row() -> None:
     exact = IntegratedGradients(steps=32)(task).values
     found = ExpectedGradients(samples=8000)(task, KEY).values
     assert float((found - exact).abs().max()) < 0.02
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_wrong_settings_are_refused_of_shap_gradients(kind: type[vd.Explainer]) -> None:
-    with pytest.raises(InputError):
-        kind(samples=0)
-    with pytest.raises(InputError):
-        GradientShap(noise=-1)

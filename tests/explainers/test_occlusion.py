@@ -11,11 +11,8 @@ import veridical as vd
 from veridical.core.key import Key
 from veridical.core.space import Space
 from veridical.errors import ModelError
-from veridical.explainers import FeatureAblation, KernelShap, Lime, Occlusion, occlusion
-from veridical.explainers.occlusion import mask_pieces
-from veridical.explainers.surrogates import solved
+from veridical.explainers import FeatureAblation, KernelShap, Lime, Occlusion
 from veridical.perturb.fills import Constant, Marginal
-from veridical.testing import tiny_task
 from veridical.values.task import Task
 
 
@@ -27,25 +24,6 @@ def test_an_answer_that_is_not_finite_is_refused(name: str) -> None:
     task = vd.Task(broken, torch.ones(2, 1, 3, 3), fill=0.0)
     with pytest.raises(ModelError, match="NaN or infinity"):
         vd.explain(name, task)
-
-
-def test_a_system_that_has_no_answer_is_told_by_nan() -> None:
-    gram = torch.stack([torch.eye(3), torch.ones(3, 3) - torch.eye(3)]).double()
-    found = solved(gram, torch.ones(2, 3, 1, dtype=torch.float64))
-    assert torch.equal(found[0], torch.ones(3, 1, dtype=torch.float64))
-    assert bool(found[1].isnan().all())
-
-
-def test_pieces_of_masks_fill_whole_chunks_and_a_fixed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = tiny_task("table")
-    features = task.space.n_features
-    many = task[torch.arange(50) % len(task)].with_plan(vd.Plan(rows=64))
-    for most, expected in ((1, [6] * 8 + [2]), (20 * 10 * features, [18, 18, 14]), (2**30, [50])):
-        monkeypatch.setattr(occlusion, "_MASKED_FEATURES", (most, 2**28))
-        assert [len(piece) for piece in mask_pieces(many, 10)] == expected
-    assert [len(piece) for piece in mask_pieces(many[:3], 1000)] == [3]
-    monkeypatch.setattr(occlusion, "_MASKED_FEATURES", (1, 2**28))
-    assert [len(piece) for piece in mask_pieces(many[:3], 1000)] == [1, 1, 1]
 
 
 @pytest.mark.gpu

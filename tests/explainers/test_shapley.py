@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from itertools import permutations
 
 import numpy as np
@@ -25,7 +24,6 @@ from veridical.explainers import (
     Sobol,
     TreeShap,
 )
-from veridical.explainers.shapley import shapley_values
 from veridical.models.predictor import Plan
 from veridical.perturb.fills import Constant
 from veridical.perturb.probe import probe
@@ -107,11 +105,6 @@ def test_many_features_are_refused_with_what_does_apply() -> None:
     task = vd.Task(nn.Linear(13, 2), torch.randn(2, 13), fill=0.0)
     with pytest.raises(NotApplicableError, match="use kernel_shap"):
         vd.explain("exact_shapley", task)
-
-
-def test_a_sign_turned_round_would_be_noticed() -> None:
-    answers = torch.tensor([[3.0, 1.0]]).double()  # whole, and without its only feature
-    assert shapley_values(answers, 1).tolist() == [[2.0]]
 
 
 class Pairs(nn.Module):
@@ -336,13 +329,3 @@ def test_a_wrapped_model_without_trees_is_refused_in_a_sentence() -> None:
     task = vd.Task(RandomForestClassifier(4, random_state=0).fit(x, y), x[:3], train=x)
     with pytest.raises(NotApplicableError, match="reads the trees of the task's own estimator"):
         vd.score("input_invariance", task, "tree_shap")
-
-
-def test_of_several_classes_the_values_of_the_target_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Trees:
-        def shap_values(self, rows: object, check_additivity: bool) -> object:
-            return torch.arange(2 * 3 * 4).reshape(2, 3, 4).numpy()
-
-    monkeypatch.setattr(import_module("veridical.explainers.trees"), "_explainer", lambda *_: Trees())
-    task = vd.Task(nn.Linear(3, 4), torch.rand(2, 3), targets=[1, 3])
-    assert TreeShap().attribute(task, vd.models.Context()).tolist() == [[1, 5, 9], [15, 19, 23]]
