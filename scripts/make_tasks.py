@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from scripts import product_reviews
 from scripts.training import Recipe, fit
 from veridical.core import files
 from veridical.core import key as keyed
@@ -108,6 +109,14 @@ def snippets_network() -> nn.Module:
     return TextTransformer(len(reviews.rotten_tomatoes_data()[1]), reviews.SNIPPET_LENGTH)
 
 
+def write_product_reviews(folder: Path) -> None:
+    reviews = product_reviews.write_reviews(3000, Key(0))
+    tensors = {name: value.byte() for name, value in vars(reviews).items()} | {"opinion": reviews.opinion}
+    words = {"words": list(product_reviews.VOCABULARY)}
+    path = files.save_tensors(folder / "product_reviews.safetensors", "task data", tensors, words)
+    path.chmod(0o644)
+
+
 Making = tuple[Callable[[], nn.Module], Callable[[], Data], Recipe]
 RECIPES = {
     "digits": Recipe(30, rate=3e-3, decay=1e-3),
@@ -187,6 +196,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(MAKINGS)}")
     parser.add_argument("--out", type=Path, default=WEIGHTS, help="folder for the weights")
     chosen = parser.parse_args(arguments)
+    if not chosen.names:
+        write_product_reviews(chosen.out)
     for name in chosen.names or list(MAKINGS):
         sys.stdout.write(f"{name}: {make(name, chosen.out):.4f}\n")
 

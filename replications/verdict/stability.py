@@ -26,9 +26,9 @@ from torch import Tensor, nn
 import veridical as vd
 from replications.verdict import worlds
 from replications.verdict.audits import WITHOUT_DESCRIPTION
+from scripts import product_reviews as writing
 from veridical.auditing.effort import EFFORTS
 from veridical.core.key import Key
-from veridical.data import reviews as writing
 from veridical.data.load import from_huggingface
 
 ORDER = ("glance", "quick", "standard")

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scripts import product_reviews as writing
 from scripts.training import Recipe, fit
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.space import Space
-from veridical.data import reviews as writing
 from veridical.data.embedded import digits_data, table_data
 from veridical.data.known_answers import (
     CUES,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import veridical as vd
+from scripts import product_reviews
 from scripts.make_tasks import MAKINGS, make, quality
 from veridical.core.files import load_tensors
 from veridical.data import embedded, files, reviews, tasks
@@ -79,34 +80,39 @@ def opinion_by_rule(words):
     for word in words:
         if word in ("the", "this"):
             negated = False
-        if word in reviews.NEGATION:
+        if word in product_reviews.NEGATION:
             negated = True
-        if word in reviews.GOOD or word in reviews.BAD:
-            total += (1 if word in reviews.GOOD else -1) * (-1 if negated else 1)
+        if word in product_reviews.GOOD or word in product_reviews.BAD:
+            total += (1 if word in product_reviews.GOOD else -1) * (-1 if negated else 1)
     return int(total > 0)
 
 
 def test_reviews_follow_their_own_grammar():
-    written = reviews.write_reviews(300, vd.core.Key(3))
-    words = reviews.words_of(written.tokens)
+    written = product_reviews.write_reviews(300, vd.core.Key(3))
+    words = product_reviews.words_of(written.tokens)
     assert [opinion_by_rule(row) for row in words] == written.labels.tolist()
-    carriers = {*reviews.GOOD, *reviews.BAD, *reviews.NEGATION}
+    carriers = {*product_reviews.GOOD, *product_reviews.BAD, *product_reviews.NEGATION}
     assert [[w in carriers for w in row] for row in words] == written.opinion.tolist()
     assert 0.4 < written.labels.double().mean() < 0.6
 
 
 def test_single_words_do_not_settle_a_review():
     """A reading without negation must fail often, or the task would be a bag of words."""
-    written = reviews.write_reviews(300, vd.core.Key(3))
-    words = reviews.words_of(written.tokens)
-    naive = [int(sum((w in reviews.GOOD) - (w in reviews.BAD) for w in row) > 0) for row in words]
+    written = product_reviews.write_reviews(300, vd.core.Key(3))
+    words = product_reviews.words_of(written.tokens)
+    naive = [
+        int(sum((w in product_reviews.GOOD) - (w in product_reviews.BAD) for w in row) > 0) for row in words
+    ]
     agree = sum(a == b for a, b in zip(naive, written.labels.tolist(), strict=True)) / 300
     assert agree < 0.85
 
 
-def test_a_review_does_not_depend_on_how_many_are_written():
-    few, many = reviews.write_reviews(5, vd.core.Key(0)), reviews.write_reviews(50, vd.core.Key(0))
-    assert torch.equal(few.tokens, many.tokens[:5])
+def test_the_shipped_reviews_are_the_first_that_are_written():
+    written, (data, words) = product_reviews.write_reviews(50, vd.core.Key(0)), reviews.product_reviews()
+    assert torch.equal(written.tokens, data.rows[:50])
+    assert torch.equal(written.labels, data.labels[:50])
+    assert torch.equal(written.opinion, data.masks[:50])
+    assert tuple(words) == product_reviews.VOCABULARY
 
 
 def test_padding_is_no_feature_and_has_no_effect():
@@ -116,7 +122,7 @@ def test_padding_is_no_feature_and_has_no_effect():
     shorter = task.inputs[:, : int(task.space.valid.sum(1).max())]
     with torch.no_grad():
         assert torch.allclose(task.model(shorter), task.model(task.inputs), atol=1e-5)
-    assert task.space.feature_name(0, 0) in reviews.VOCABULARY
+    assert task.space.feature_name(0, 0) in product_reviews.VOCABULARY
 
 
 # --- from packages --------------------------------------------------------------------------------------

