@@ -62,11 +62,11 @@ def diagnose(task: Task) -> Diagnosis:
     for name in explainers_by_name:
         made = explainers_by_name.make(name)
         reason = made.inapplicable_reason(task)
-        if reason is None:
-            try:
+        try:
+            if reason is None:
                 rows[name] = _rows(made, task, pace)
-            except Exception as error:  # a model may raise anything; better now than in an hour
-                reason = f"it failed on the first sample: {error}"
+        except Exception as error:  # a model may raise anything; better now than in an hour
+            reason = f"it failed on the first sample: {error}"
         if reason is not None:
             left_out[name] = reason
     scoring: dict[str, int | None] = {}
@@ -74,10 +74,10 @@ def diagnose(task: Task) -> Diagnosis:
     for name in metrics:
         metric = metrics.make(name)
         reason = metric.inapplicable_reason(task)
-        if reason is None:
-            scoring[name] = scoring_rows(metric, task) if time.monotonic() < until else None
-        else:
+        if reason is not None:
             left_out[name] = reason
+        else:
+            scoring[name] = scoring_rows(metric, task) if time.monotonic() < until else None
     return Diagnosis(_about(task), rows, scoring, left_out, pace, _warnings(task))
 
 

@@ -92,11 +92,11 @@ def from_parts(model: Any, parts: Mapping[str, Any], *, by_name: bool = False, *
     task = Task(wrapper(model, split, by_name), _flat(rows), **settings)
     if not any(whole):
         return task
-    # a gradient through whole numbers would be zero, and silently so
+    # a gradient through integers would be zero, and silently so
     predictor = replace(task.predictor, differentiable=False)
-    if "targets" in settings:
-        return task.changed(alone=True, predictor=predictor)
-    return task.changed(alone=True, predictor=predictor, targets="predicted")
+    return task.changed(
+        alone=True, predictor=predictor, targets="kept" if "targets" in settings else "predicted"
+    )
 
 
 def values_by_part(explanation: Explanation, parts: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,26 +55,22 @@ def import_attribute(path: str, allow_code: bool = False) -> Any:
         raise InputError(f"an architecture is given as module:function or file.py:function, got '{path}'")
     check_allowed(f"'{path}'", "importing it runs the Python code of that module", allow_code)
     module = _from_file(Path(module_name)) if module_name.endswith(".py") else _by_name(module_name)
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            public = [n for n in vars(module) if not n.startswith("_")]
-            raise InputError(f"'{module_name}' has no '{name}'; it has {', '.join(sorted(public)[:20])}")
-        found = getattr(found, part)
-    return found
+    try:
+        return attrgetter(name)(module)
+    except AttributeError as error:
+        public = sorted(n for n in vars(module) if not n.startswith("_"))
+        raise InputError(f"'{module_name}' has no '{name}'; it has {', '.join(public[:20])}") from error
 
 
 def _by_name(name: str) -> Any:
     here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
+    sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
     except Exception as error:  # the module's own code may raise anything
         raise InputError(f"the module '{name}' cannot be imported: {error!r}") from error
     finally:
-        if added and here in sys.path:
+        if here in sys.path:
             sys.path.remove(here)
 
 
@@ -257,19 +254,21 @@ def load_model(
     """
     if not isinstance(model, str | Path):
         return LoadedModel("object", model)
-    what = kind or kind_of(model)
+    what, path = kind or kind_of(model), Path(model)
     if arch is not None and what != "weights":
         raise InputError(f"arch= (--arch) goes with a file of weights; {model} is a {what} model of its own")
-    path = Path(model)
     if what == "huggingface":
-        return LoadedModel(what, str(model).removeprefix(HUB) if _on_hub(model) else _folder(path))
-    if what == "weights":
-        return LoadedModel(what, load_weights(path, arch, allow_code), path)
-    if what == "sklearn":
-        return LoadedModel(what, load_estimator(path, allow_code), path)
-    if what == "onnx":
-        return LoadedModel(what, OnnxFunction(path), path)
-    raise InputError(f"kind is one of huggingface, weights, sklearn, onnx; got '{kind}'")
+        if not _on_hub(model) and not path.is_dir():
+            raise InputError(f"there is no folder {path}; a model on the hub is written {HUB}owner/name")
+        return LoadedModel(what, str(model).removeprefix(HUB))
+    readers: dict[str, Callable[[], Any]] = {
+        "weights": lambda: load_weights(path, arch, allow_code),
+        "sklearn": lambda: load_estimator(path, allow_code),
+        "onnx": lambda: OnnxFunction(path),
+    }
+    if what not in readers:
+        raise InputError(f"kind is one of huggingface, weights, sklearn, onnx; got '{kind}'")
+    return LoadedModel(what, readers[what](), path)
 
 
 def kind_of(model: str | Path) -> Kind:
@@ -311,9 +310,3 @@ def load_estimator(path: str | Path, allow_code: bool = False) -> Any:
 
 def _on_hub(model: str | Path) -> bool:
     return isinstance(model, str) and model.startswith(HUB)
-
-
-def _folder(path: Path) -> str:
-    if not path.is_dir():
-        raise InputError(f"there is no folder {path}; a model on the hub is written {HUB}owner/name")
-    return str(path)

@@ -30,12 +30,9 @@ SUFFICIENT_SHARE = 0.8
 CERTAIN = math.log(0.9)
 """The log-probability from which on an answer is as good as certain."""
 
-_ALONE = ("occlusion", "feature_ablation")
-_CIRCULAR = {
-    "faithfulness_estimate": _ALONE,
-    "monotonicity_correlation": _ALONE,
-    "non_sensitivity": _ALONE,
-}
+_SINGLE_EXPLAINERS = ("occlusion", "feature_ablation")
+_SINGLE_METRICS = ("faithfulness_estimate", "monotonicity_correlation", "non_sensitivity")
+"""Those that remove one unit at a time."""
 
 
 def circular_pairs(explainers: Iterable[str], metrics: Iterable[str]) -> list[tuple[str, str]]:
@@ -58,8 +55,8 @@ def circular_pairs(explainers: Iterable[str], metrics: Iterable[str]) -> list[tu
     >>> circular_pairs(["occlusion", "gradient"], ["faithfulness_estimate", "pixel_flipping"])
     [('occlusion', 'faithfulness_estimate')]
     """
-    names = list(metrics)
-    return [(e, m) for e in explainers for m in names if e in _CIRCULAR.get(m, ())]
+    single = [metric for metric in metrics if metric in _SINGLE_METRICS]
+    return [(one, metric) for one in explainers if one in _SINGLE_EXPLAINERS for metric in single]
 
 
 @dataclass(frozen=True, eq=False)
