@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from veridical.gef.model_assumptions import Response
 from veridical.gef.plots import distortions, named
 from veridical.plots import COLOURS, axes
 from veridical.values.scores import Scores
@@ -48,4 +49,19 @@ def plot_gained(scores: Mapping[str, Scores] | Scores, ax: Axes | None = None) -
     ax.axvline(0, color="0.7", linewidth=0.8)
     ax.set_xlabel("distortion gained from first to last level, share of its largest")
     ax.legend(fontsize=7)
+    return ax
+
+
+def plot_responses(responses: Sequence[Response], ax: Axes | None = None) -> Axes:
+    """D_f with its spread over samples under some perturbations of one kind (figures A.3, A.4)."""
+    ax = axes(ax)
+    ends = {"noise": "input noise sigma", "layers": "share of layers randomised", "masking": "share masked"}
+    for place, one in enumerate(responses):
+        lines, colour = one.distortion.mean(1).cpu(), COLOURS[place % len(COLOURS)]
+        mean, spread = lines.mean(0), lines.std(0, correction=0)
+        ax.plot(one.levels, mean, color=colour, label=one.label)
+        ax.fill_between(one.levels, mean - spread, mean + spread, color=colour, alpha=0.12, linewidth=0)
+    ax.set_xlabel(ends[responses[0].kind])
+    ax.set_ylabel("model distortion")
+    ax.legend(fontsize=6)
     return ax

@@ -45,11 +45,13 @@ def pictures(task: vd.Task, method: str, steps: int, **settings: Any) -> tuple[n
     known = set(task.predictions.tolist())
     start = time.perf_counter()
     seen = vd.gef.visualise(task, [c for c in SHOWN if c in known], method, steps, **settings)
-    images = (seen.images * DEVIATION + MEAN).clamp(0, 1).movedim(1, -1)
+    made = seen.maps().to(task.inputs.dtype)
+    images = (made * DEVIATION + MEAN).clamp(0, 1).movedim(1, -1)
+    outputs, place = task.predictor.outputs(made), seen.targets[:, None]
     about = {
-        "classes": list(seen.classes),
-        "probabilities": [round(p, 4) for p in seen.probabilities.tolist()],
-        "logits": [round(v, 2) for v in seen.logits.tolist()],
+        "classes": seen.targets.tolist(),
+        "probabilities": [round(p, 4) for p in outputs.softmax(-1).gather(1, place)[:, 0].tolist()],
+        "logits": [round(v, 2) for v in outputs.gather(1, place)[:, 0].tolist()],
         "seconds": round(time.perf_counter() - start, 2),
     }
     return (images * 255).round().to(torch.uint8).cpu().numpy(), about

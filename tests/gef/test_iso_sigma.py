@@ -106,17 +106,6 @@ def test_its_power_is_what_it_says() -> None:
     assert found[0].draws_for(effect) < more <= 4 * (found[0].draws_for(effect) + 2)
 
 
-def test_the_error_falls_with_draws_as_promised() -> None:
-    """Four times the draws, half the error: what `draws_for` goes by."""
-    few, many = (
-        np.mean(
-            [evidence(*related(seed, 0.0, draws=draws), key=vd.core.Key(seed)).error for seed in range(8)]
-        )
-        for draws in (10, 37)
-    )
-    assert few / many == pytest.approx(2, rel=0.15)
-
-
 def test_draws_are_chosen_for_a_wanted_resolution() -> None:
     task = vd.tasks.load("digits")[:4]
     coarse, fine = (

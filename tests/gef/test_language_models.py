@@ -12,7 +12,6 @@ from tests.reference import gated
 from veridical.data import known_language
 from veridical.data.known_language import WordTokenizer
 from veridical.data.networks import HEADS
-from veridical.errors import VeridicalWarning
 from veridical.explainers.gradients import IntegratedGradients
 from veridical.gef import log_weight_noise
 from veridical.models import weights as drawing
@@ -96,11 +95,3 @@ def test_methods_that_are_evaluated_together_meet_the_same_worlds():
     for name in names:
         assert torch.equal(found.scores[name, "gef"].values, alone[name].values)
     assert {name: found.scores[name, "gef"].cost for name in names} == {n: alone[n].cost for n in names}
-
-
-def test_one_method_that_fails_leaves_the_others():
-    _, task = planted()
-    with pytest.warns(VeridicalWarning, match="smoothgrad"):
-        found = vd.evaluate(task, ["gradient", "smoothgrad"], vd.gef.GEF(path=PATH, draws=1))
-    assert ("gradient", "gef") in found.scores
-    assert [f.explainer for f in found.failures] == ["smoothgrad"]

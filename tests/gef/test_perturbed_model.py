@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,23 +11,12 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference import gef as weights
-from veridical.core.key import parameter_noise
-from veridical.errors import InputError, ModelError, VeridicalWarning
+from veridical.errors import ModelError, VeridicalWarning
 from veridical.explainers import Explainer
-from veridical.gef.perturbed_model import PerturbedModels
-from veridical.models.weights import NoiseSource
 from veridical.testing import tiny_task
 
 KEY = vd.core.Key(3) / "noise"
 PATH = (0.1, 0.5, 1.0)
-
-
-def test_perturbed_models_answer_as_the_task_with_that_noise_does() -> None:
-    task = tiny_task("image", 4)
-    before = copy.deepcopy(task.model.state_dict())
-    world, plain = PerturbedModels(task).at(0.4, KEY), task.with_noise(0.4, KEY)
-    assert torch.equal(world.predictor.outputs(world.inputs), plain.predictor.outputs(plain.inputs))
-    assert all(torch.equal(v, before[n]) for n, v in task.model.state_dict().items())
 
 
 class OwnWeights(nn.Module):
@@ -70,46 +58,6 @@ def test_a_perturbed_model_that_moves_on_takes_nothing_back(form: str) -> None:
                 # the map is affine in the weights, so its path is as long as the straight line
                 length = (world - theta).norm().expand(5)
                 torch.testing.assert_close(found["explanation_distortion"][:, draw, z], length)
-
-
-def test_a_perturbed_model_read_late_answers_with_its_own_weights() -> None:
-    task = tiny_task("image", 4)
-    models = PerturbedModels(task)
-    first, second = models.at(0.3, KEY), models.at(0.3, KEY / 1)
-    assert second.predictor.model is first.predictor.model  # one working copy for any number of models
-    late = [world.predictor.outputs(task.inputs) for world in (second, first, task, first)]
-    alone = [PerturbedModels(task).at(0.3, key).predictor.outputs(task.inputs) for key in (KEY / 1, KEY)]
-    assert torch.equal(late[0], alone[0])
-    assert torch.equal(late[1], alone[1])
-    assert torch.equal(late[3], alone[1])
-    assert torch.equal(late[2], task.outputs)
-
-
-def test_noise_around_a_perturbed_model_multiplies() -> None:
-    task = tiny_task("image", 4)
-    world = PerturbedModels(task).at(0.4, KEY)
-    near = PerturbedModels(world).at(1e-3, KEY / "near")
-    here = {name: value.clone() for name, value in world.predictor.model.named_parameters()}
-    for name, value in near.predictor.model.named_parameters():
-        ratio = (value / here[name])[here[name] != 0].detach()
-        assert float((ratio - 1).abs().max()) < 6e-3
-        assert not torch.equal(value, here[name])
-
-
-def test_input_noise_is_scaled_not_redrawn() -> None:
-    task = tiny_task("image", 4)
-    models = PerturbedModels(task, "input")
-    small, large = (models.at(s, KEY).inputs - task.inputs for s in (0.1, 0.2))
-    torch.testing.assert_close(2 * small, large, atol=1e-6, rtol=0)
-    with pytest.raises(InputError, match="'weights' or 'input'"):
-        PerturbedModels(task, "labels")  # type: ignore[arg-type]
-
-
-def test_large_models_draw_the_same_noise_in_threads() -> None:
-    model = nn.Sequential(nn.Linear(1024, 1100), nn.Linear(1100, 3))
-    drawn = NoiseSource(model)(KEY)
-    for name, value in model.named_parameters():
-        assert torch.equal(drawn[name], parameter_noise(KEY, name, value.shape))
 
 
 @dataclass(frozen=True)

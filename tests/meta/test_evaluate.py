@@ -16,11 +16,10 @@ from veridical.errors import InputError, NotApplicableError, UnknownNameError, V
 from veridical.explainers import as_explainer
 from veridical.meta import Different, PredictionHolds, Same, meta_evaluate
 from veridical.meta.consistency import MIN_SAMPLES, consistencies
-from veridical.meta.dependence import BLIND, PLACELESS, altered, permuted
+from veridical.meta.dependence import BLIND, PLACELESS, permuted
 from veridical.meta.perturbations import Amount, Perturbation, perturbed
-from veridical.meta.scoring import _unmoved, recalled
+from veridical.meta.scoring import recalled
 from veridical.metrics import FaithfulnessCorrelation, MaxSensitivity, Metric, Outcome, PixelFlipping
-from veridical.models.predictor import Predictor
 
 METHODS = ["gradient", "input_x_gradient", "occlusion"]
 QUICK = {"draws": 2, "iterations": 2, "resamples": 20, "ar": {"ipt": 1.0, "mpt": 2.0}}
@@ -93,21 +92,6 @@ def test_explanations_are_shared_and_those_of_metrics_cost_apart(table):
     assert many.scores["complexity"].cost.forward == 0 < many.scores["max_sensitivity"].cost.backward
     assert f"explanations: {few.explanations}, each for all metrics" in repr(many)
     assert few["sparseness", "mpt"].vector.tolist() == many["sparseness", "mpt"].vector.tolist()
-
-
-def test_the_outputs_of_a_perturbed_task_are_computed_once(table, monkeypatch):
-    asked = []
-    plain = Predictor.outputs
-
-    def outputs(self, x, side=()):
-        asked.append(len(x))
-        return plain(self, x, side)
-
-    monkeypatch.setattr(Predictor, "outputs", outputs)
-    result = quick(table, ["pixel_flipping"], resamples=0)
-    # the unperturbed one's at most; elsewhere a curve begins with what said whether the prediction held
-    assert asked.count(len(table)) <= 1
-    assert not result.failures
 
 
 @dataclass(frozen=True)
@@ -316,19 +300,6 @@ def test_mistakes_are_named(table, change, error, message):
         quick(table, options.pop("metrics"), options.pop("methods"), **options)
 
 
-def test_one_sample_is_refused(table):
-    with pytest.raises(InputError, match="1 samples"):
-        quick(table[0], ["sparseness"])
-
-
-def test_altered_explanations_keep_missing_maps_missing(table):
-    explanation = vd.explain("gradient", table)
-    values = explanation.values.clone()
-    values[3] = torch.nan
-    made = altered(explanation.with_values(values), "permuted", Key(0))
-    assert made.missing.tolist() == [i == 3 for i in range(len(table))]
-
-
 @dataclass(frozen=True)
 class Watch(Metric):
     """Counts the maps that are alive whenever one is scored; `number` tells several of them apart."""
@@ -406,11 +377,3 @@ def test_every_missing_value_has_a_reason(table):
     result = quick(table, ["sparseness", Gappy()], resamples=0)
     assert result.why_no_value("sparseness") == ""
     assert "100.0% of the kept scores are undefined" in result.why_no_value("gappy")
-
-
-def test_scores_moved_by_last_bits_alone_are_unmoved():
-    clean = torch.tensor([1.0, 2.0, torch.nan], dtype=torch.float64)
-    moved = torch.tensor([1.0 + 1e-7, 2.1, 3.0], dtype=torch.float64)
-    single, double = torch.zeros(1), torch.zeros(1, dtype=torch.float64)
-    assert _unmoved(moved, clean, single).tolist() == [1.0, 2.1, 3.0]
-    assert _unmoved(moved, clean, double).tolist() == moved.tolist()

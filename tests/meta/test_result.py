@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import matplotlib as mpl
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import veridical as vd
 from veridical.errors import InputError, UnknownNameError
 from veridical.functional import holm
 from veridical.meta import (
@@ -225,26 +223,3 @@ def test_fine_tuned_metrics_keep_one_copy_under_the_same_relative_noise(tmp_path
     )
     assert not found.failures
     assert 0 <= float(found["ffid_plus", "mpt"].vector[0]) <= 1
-
-
-def test_a_fine_tuned_copy_goes_along_to_the_embeddings_where_missing_tokens_are_zeros(tmp_path, monkeypatch):
-    from veridical import fidelity
-    from veridical.meta.scoring import _misses_zeros, with_finetuned
-    from veridical.values.task import Task
-
-    monkeypatch.setenv("VERIDICAL_CACHE", str(tmp_path))
-    task = vd.tasks.load("reviews", 12)
-    metric = fidelity.FFid(finetuned=fidelity.finetune(task, beta=0.5, epochs=1), beta=0.5, draws=3)
-    methods = ["gradient", "saliency"]
-    found = meta_evaluate(task, [metric], methods, draws=1, iterations=1, ar=2.0, resamples=0)
-    assert not found.failures
-    assert not found.scores["ffid_plus"].unperturbed["ipt"].isnan().all()
-    at = task.at_embeddings()
-    at = with_finetuned([metric], task, at, Task.at_embeddings)
-    assert torch.allclose(metric.model_task(at).outputs, metric.model_task(task).outputs)
-    assert not torch.allclose(metric.model_task(at).outputs, task.outputs)
-    other = copy.deepcopy(task.model)
-    with torch.no_grad():
-        other.embedding.weight[task.fill.token_id] = 0.1
-    assert _misses_zeros(task)
-    assert not _misses_zeros(task.with_module(other))

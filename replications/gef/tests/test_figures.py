@@ -4,7 +4,7 @@ import matplotlib as mpl
 import pytest
 
 import veridical as vd
-from replications.gef.figures import plot_cloud, plot_gained
+from replications.gef.figures import plot_cloud, plot_gained, plot_responses
 from replications.gef.layers import across_layers, plot_layers, plot_sparsity
 from veridical.concepts import SAE
 from veridical.gef import GEF, layer_activations
@@ -39,3 +39,9 @@ def test_pictures_show_every_explainer() -> None:
     scores = {name: vd.score(metric, task, name) for name in ("gradient", "random", "constant")}
     assert len(plot_gained(scores).patches) == 6
     assert plot_cloud(scores["gradient"]).get_title() == "gradient"
+
+
+@pytest.mark.parametrize("kind", ["layers", "masking"])
+def test_responses_of_one_kind_are_drawn(kind: str) -> None:
+    found = vd.gef.assumptions(tiny_task("image"), levels=3, draws=1, mask_steps=3)
+    assert len(plot_responses(getattr(found, kind)).lines) == len(getattr(found, kind))

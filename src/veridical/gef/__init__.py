@@ -12,8 +12,8 @@ from veridical.gef.visualisation import (
     FeatureVisualisation,
     Fourier,
     Maco,
-    Visualisation,
     class_task,
+    plot_classes,
     visualise,
 )
 
@@ -31,7 +31,6 @@ __all__ = [
     "Maco",
     "NoisePath",
     "PerturbationLog",
-    "Visualisation",
     "assumptions",
     "at_neuron",
     "class_task",
@@ -43,6 +42,7 @@ __all__ = [
     "joined_scores",
     "layer_activations",
     "log_weight_noise",
+    "plot_classes",
     "plot_path",
     "plot_scores_by_explainer",
     "visualise",

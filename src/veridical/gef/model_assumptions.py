@@ -29,7 +29,6 @@ from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 Kind = Literal["noise", "layers", "masking"]
 KEEPING = 0.95
@@ -101,15 +100,6 @@ class Assumptions:
         counted = [(*what, int(f.sum()), f.numel(), float(f.double().mean())) for *what, f in rows]
         names = ["assumption", "perturbation", "setting", "failing", "of", "share"]
         return pd.DataFrame(counted, columns=names)
-
-    def plot(self, kind: Kind = "noise", ax: Axes | None = None) -> Axes:
-        """D_f over one kind of perturbation, with its spread over samples (figures A.3, A.4)."""
-        from veridical.gef.plots import plot_responses
-
-        chosen = [w for w in self.responses if w.kind == kind]
-        if not chosen:
-            raise InputError(f"kind is 'noise', 'layers' or 'masking', got {kind!r}")
-        return plot_responses(chosen, ax)
 
     def __repr__(self) -> str:
         head = (

@@ -1,8 +1,8 @@
-"""GEF's pictures: distortions along the path, scores by explainer, assumptions."""
+"""GEF's pictures: distortions along the path, and scores by explainer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +14,6 @@ from veridical.values.scores import Scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from veridical.gef.model_assumptions import Response
 
 
 def distortions(scores: Scores) -> tuple[Tensor, Tensor]:
@@ -63,21 +61,6 @@ def plot_scores_by_explainer(scores: Mapping[str, Scores] | Scores, ax: Axes | N
     ax.set_yticks(range(len(order)), order)
     ax.axvline(0, color="0.7", linewidth=0.8)
     ax.set_xlabel("faithfulness (grey bar: ceiling)")
-    return ax
-
-
-def plot_responses(responses: Sequence[Response], ax: Axes | None = None) -> Axes:
-    """D_f with its spread over samples under some perturbations of one kind."""
-    ax = axes(ax)
-    ends = {"noise": "input noise sigma", "layers": "share of layers randomised", "masking": "share masked"}
-    for place, one in enumerate(responses):
-        lines, colour = one.distortion.mean(1).cpu(), COLOURS[place % len(COLOURS)]
-        mean, spread = lines.mean(0), lines.std(0, correction=0)
-        ax.plot(one.levels, mean, color=colour, label=one.label)
-        ax.fill_between(one.levels, mean - spread, mean + spread, color=colour, alpha=0.12, linewidth=0)
-    ax.set_xlabel(ends[responses[0].kind])
-    ax.set_ylabel("model distortion")
-    ax.legend(fontsize=6)
     return ax
 
 

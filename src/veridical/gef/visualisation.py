@@ -1,6 +1,6 @@
 """Pictures of what a class looks like to a model: inputs optimised to raise its logit.
 
-`visualise` shows them; `class_task` makes a task whose samples are classes, on which GEF scores them. Each
+`visualise` makes them; `class_task` makes a task whose samples are classes, on which GEF scores them. Each
 method says how an image is made of its parameters and how they take a step; the ascent is written once. All
 randomness is keyed by the class, and classes do not touch one another, so a batch of classes gives what they
 give one by one.
@@ -25,9 +25,9 @@ from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.explainers import Explainer
 from veridical.explainers.base import selected
 from veridical.models.context import Context
-from veridical.models.cost import Cost
 from veridical.models.predictor import call, take_side
 from veridical.plots import as_image, pyplot
+from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
@@ -43,45 +43,6 @@ FOR_PHOTOS: dict[str, dict[str, Any]] = {
 """What makes classes of photographs plain to see: many views, and smaller parts in them."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Visualisation:
-    """Images of classes in the model's input space, and the model's response to them."""
-
-    images: Tensor
-    """One per class (n, C, H, W)."""
-    classes: tuple[int, ...]
-    """The classes."""
-    method: str
-    """How they were made, in words."""
-    logits: Tensor
-    """The logit of its class for each image (n,)."""
-    probabilities: Tensor
-    """The probability of its class for each image (n,)."""
-    cost: Cost
-    """Rows asked."""
-
-    def plot(self, names: Sequence[str] | None = None) -> Figure:
-        """All images in a row, each with its class and the model's probability for it."""
-        figure, grid = pyplot().subplots(
-            1, len(self.classes), figsize=(1.8 * len(self.classes), 2.2), squeeze=False, layout="constrained"
-        )
-        for place, cell in enumerate(grid[0]):
-            picture, class_ = as_image(self.images[place]).numpy(), self.classes[place]
-            cell.imshow(picture, cmap="gray" if picture.ndim == 2 else None)
-            cell.set_title(
-                f"{names[class_] if names else class_} ({self.probabilities[place]:.2f})", fontsize=8
-            )
-            cell.set_axis_off()
-        return figure
-
-    def __repr__(self) -> str:
-        return (
-            f"Visualisation by {self.method} of {len(self.classes)} classes, images of "
-            f"{tuple(self.images.shape[1:])}, mean probability of the class "
-            f"{float(self.probabilities.mean()):.2f}, cost {self.cost}"
-        )
-
-
 def visualise(
     task: Task,
     class_: int | Sequence[int] | None = None,
@@ -89,7 +50,7 @@ def visualise(
     steps: int = 100,
     seed: int = 0,
     **settings: Any,
-) -> Visualisation:
+) -> Explanation:
     """Optimise an image for a class, for several, or (None) for all that the model predicts.
 
     `method` is "deep_viz", "fourier" or "maco"; further settings are the method's own. All classes are
@@ -114,26 +75,32 @@ def visualise(
 
     Returns
     -------
-    Visualisation
-        One image for each class.
+    Explanation
+        One image a class; `maps()` has them as (n, C, H, W), `plot_classes` draws them.
+
+    Raises
+    ------
+    InputError
+        If the method, or a class among the reference rows, is unknown.
     """
     if method not in METHODS:
         raise unknown_name("method of visualisation", method, METHODS)
     on = class_task(task, [class_] if isinstance(class_, int) else class_)
     if min(on.inputs.shape[2:], default=0) >= PHOTO:
         settings = {**FOR_PHOTOS[method], **settings}
-    explanation = METHODS[method](steps=steps, **settings)(on, Key(seed))
-    images = explanation.values.reshape(on.inputs.shape).to(on.inputs.dtype)
-    outputs = task.uncounted(lambda: task.predictor.outputs(images))
-    place = on.targets[:, None]
-    return Visualisation(
-        images,
-        tuple(on.targets.tolist()),
-        f"{method}, {steps} steps",
-        outputs.gather(1, place)[:, 0],
-        task.probabilities(outputs).gather(1, place)[:, 0],
-        explanation.cost,
-    )
+    return METHODS[method](steps=steps, **settings)(on, Key(seed))
+
+
+def plot_classes(pictures: Explanation, names: Sequence[str] | None = None) -> Figure:
+    """Draw what `visualise` made: the images in a row, each with its class."""
+    classes = pictures.targets.tolist()
+    figure, grid = pyplot().subplots(1, len(classes), figsize=(1.8 * len(classes), 2.2), squeeze=False)
+    for cell, image, class_ in zip(grid[0], pictures.maps(), classes, strict=True):
+        picture = as_image(image).numpy()
+        cell.imshow(picture, cmap="gray" if picture.ndim == 2 else None)
+        cell.set_title(names[class_] if names else class_, fontsize=8)
+        cell.set_axis_off()
+    return figure
 
 
 # --- tasks of classes -----------------------------------------------------------------

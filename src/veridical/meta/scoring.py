@@ -35,7 +35,6 @@ from veridical.meta.sanity import UNPERTURBED
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.models.context import Memo
 from veridical.models.cost import Cost
-from veridical.perturb.fills import Token
 from veridical.values.evaluation import Failure
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -57,18 +56,10 @@ def with_finetuned(
         artefact: Any = metric.finetuned if isinstance(metric, Fidelity) else None
         if isinstance(artefact, Finetuned):
             copy = artefact.on(clean)
-            if perturbed.inputs.dtype == clean.inputs.dtype or _misses_zeros(copy):
+            if perturbed.inputs.dtype == clean.inputs.dtype:
                 companions[artefact.path] = perturb(copy)
     outputs, estimates = perturbed.known_outputs, perturbed.estimates
     return perturbed.changed(companions=companions, outputs=outputs, estimates=estimates)
-
-
-def _misses_zeros(copy: Task) -> bool:
-    """Whether the token that stands for a missing one is all zeros, as a missing embedding is."""
-    if not isinstance(copy.fill, Token):
-        return False
-    missing = copy.with_inputs(torch.full_like(copy.inputs, copy.fill.token_id))
-    return not bool(missing.at_embeddings().inputs.any())
 
 
 def recalled(inner: Explainer, kept: Explanation, of: Task) -> Explainer:
