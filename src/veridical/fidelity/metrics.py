@@ -131,12 +131,15 @@ class Fidelity(RankingMetric):
         flags = {
             NO_SIZE: (none := chosen.isnan().all(-1)),
             NOTHING_REMOVED: ((falls.counts < 1) & falls.once).any(-1) & ~none,
-            OTHER_CLASS: self._other_class(task, explanation),
         }
+        if task.head in ("multiclass", "binary"):
+            flags[OTHER_CLASS] = truth != explanation.targets.to(task.device)
         moved = (falls.indicator.nan_to_num() != 0) | (falls.probability.nan_to_num() != 0)
         flags[NO_FALL] = ~moved.any(-1) & ~none
-        artefact = self.artefact(task)
+        artefact, judged = self.artefact(task), "prediction" if task.labels is None else "label"
+        notes: dict[str, Any] = {"right answer": self.reference or judged}
         if artefact is not None:
+            notes["finetuned"] = artefact.summary(task)
             flags[OTHERWISE] = artefact.disagrees(task)
             flags |= {flag: torch.ones_like(none) for flag in artefact.held_out.flags}
         sizes = torch.tensor(falls.levels, dtype=torch.float64)
@@ -150,26 +153,8 @@ class Fidelity(RankingMetric):
             details[TIE_VARIANCE] = variance / falls.orders
             flags[TIES_DECIDE] = ties_decide(values, variance)
         label = f"fall of the right answer ({self.variant}), {self.sign}"
-        return Outcome(
-            values,
-            flags,
-            Curve(sizes, chosen, "explanation size (share of features)", label),
-            details,
-            self._notes(task),
-        )
-
-    def _other_class(self, task: Task, explanation: Explanation) -> Tensor:
-        if task.head not in ("multiclass", "binary"):
-            return torch.zeros(len(task), dtype=torch.bool, device=task.device)
-        return reference_labels(task, self.reference) != explanation.targets.to(task.device)
-
-    def _notes(self, task: Task) -> dict[str, Any]:
-        judged = self.reference or ("prediction" if task.labels is None else "label")
-        notes: dict[str, Any] = {"right answer": judged}
-        artefact = self.artefact(task)
-        if artefact is not None:
-            notes["finetuned"] = artefact.summary(task)
-        return notes
+        curve = Curve(sizes, chosen, "explanation size (share of features)", label)
+        return Outcome(values, flags, curve, details, notes)
 
 
 @register

@@ -97,23 +97,22 @@ def micro_ranks(agreements: Mapping[str, Agreement]) -> dict[str, dict[str, tupl
     Where no metric is defined nobody has a rank. At each size a metric stands among those measured there
     (a metric may have fewer sizes than the others).
     """
+    import pandas as pd
+
     out: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in agreements}
-    sizes = sorted({size for found in agreements.values() for size in found.sizes})
     for pair, sign in PAIRS.items():
-        ranks: dict[str, list[Tensor]] = {name: [] for name in agreements}
-        for size in sizes:
-            there = {n: found for n, found in agreements.items() if size in found.sizes}
-            repeats = min(len(found.by_size[pair]) for found in there.values())
-            scores = torch.stack(
-                [found.by_size[pair][:repeats, found.sizes.index(size)] for found in there.values()]
-            )
-            nothing = scores.isnan().all(0)
-            scores = torch.round((scores * sign).nan_to_num(-2.0) / GRID) * GRID
-            places = (scores[None] > scores[:, None]).sum(1).double() + 1
-            for name, place in zip(there, places.masked_fill(nothing, torch.nan), strict=True):
-                ranks[name].append(place)
-        for name, found_ranks in ranks.items():
-            out[name][pair] = _mean_and_spread(torch.cat(found_ranks))
+        # a row for each (size, repeat); only sizes a metric does not have stay NaN
+        columns = {
+            name: pd.DataFrame(found.by_size[pair].cpu().numpy() * sign, columns=found.sizes)
+            .fillna(-2.0)
+            .stack()
+            for name, found in agreements.items()
+        }
+        scores = (pd.DataFrame(columns) / GRID).round()
+        defined = scores[(scores > -2.0 / GRID).any(axis=1)]
+        places = defined.rank(axis=1, ascending=False, method="min")
+        for name in agreements:
+            out[name][pair] = _mean_and_spread(torch.tensor(places[name].to_numpy()))
     return out
 
 
@@ -298,12 +297,13 @@ def ranking_study(
     if metrics is not None and any(value is not None for value in own.values()):
         given = ", ".join(name for name, value in own.items() if value is not None)
         raise InputError(f"the given metrics have settings of their own, and {given} would be ignored")
-    metrics, reference = _with_one_reference(metrics or {}, variant, reference)
+    reference = _one_reference(metrics or {}, reference)
     refuse_chance(task, reference)
-    if not metrics:
+    if metrics is None:
         finetuned = given_or_made(task, finetuned, beta, 0.1, cache=cache, progress=progress)
-        made = default_metrics(finetuned, tuple(sizes or LEVELS), draws or 50)
-        metrics, _ = _with_one_reference(made, variant, reference)
+        metrics = default_metrics(finetuned, tuple(sizes or LEVELS), draws or 50)
+    if variant is not None:
+        metrics = {name: replace(metric, variant=variant) for name, metric in metrics.items()}
     key = Key(seed) / "ranking"
     about = studied_maps(task, explainer, reference, seed, cache)
     judged, base, truth = about.task, about.maps, about.truth
@@ -332,18 +332,15 @@ def ranking_study(
     return summarised(per_sample, levels, tuple(ratios), base.explainer, len(judged), notes)
 
 
-def _with_one_reference(
-    metrics: Mapping[str, Fidelity], variant: Variant | None, reference: Reference | None
-) -> tuple[dict[str, Fidelity], Reference | None]:
-    """The metrics with the variant of the study, and the reference that all agree on."""
+def _one_reference(metrics: Mapping[str, Fidelity], reference: Reference | None) -> Reference | None:
+    """What a right answer is, on which the study and its metrics agree."""
     for name, metric in metrics.items():
         if not isinstance(metric, Fidelity):
             raise InputError(f"metrics are Fid, RFid or FFid by name; {name!r} is {type(metric).__name__}")
     named = {reference, *(metric.reference for metric in metrics.values())} - {None}
     if len(named) > 1:
         raise InputError("one ranking study has one right answer: its metrics and reference= name two")
-    made = {name: replace(metric, variant=variant or metric.variant) for name, metric in metrics.items()}
-    return made, next(iter(named), None)
+    return next(iter(named), None)
 
 
 def default_metrics(finetuned: Finetuned, sizes: tuple[float, ...], draws: int) -> dict[str, Fidelity]:

@@ -48,38 +48,34 @@ class RobustnessTable:
     @property
     def advice(self) -> str:
         """Which metric to use here, and why (section 5.4)."""
-        whole, masked = self.accuracy[ORIGINAL][0], self.accuracy[ORIGINAL][-1]
-        fall = whole - masked
-        said = f"The original loses {100 * fall:.1f} points of accuracy with {self._masked(-1)} masked"
-        same = self.agreement[TUNED][0]
+        (whole, *_, masked), (full, *_, tuned) = self.accuracy[ORIGINAL], self.accuracy[TUNED]
+        fall, gain, same = whole - masked, tuned - masked, self.agreement[TUNED][0]
+        lost = f"The original loses {100 * fall:.1f} points of accuracy with {self._masked(-1)} masked"
+        better = f"{lost} and the fine-tuned model is {100 * gain:.1f} points better there"
         if same < REFUSED:
             return (
-                f"{said}. The fine-tuned model answers {same:.1%} of the whole inputs as the original does: "
+                f"{lost}. The fine-tuned model answers {same:.1%} of the whole inputs as the original does: "
                 "it is another model and may not stand in for it. Fine-tune more gently or on more rows."
             )
         if fall <= LITTLE_LOSS:
             return (
-                f"{said}, which is little: masked inputs are no trouble to it, plain Fid is enough, and FFid "
+                f"{lost}, which is little: masked inputs are no trouble to it, plain Fid is enough, and FFid "
                 "is expected to rank explainers less sharply."
             )
-        tuned = self.accuracy[TUNED][-1]
-        left = self.accuracy[TUNED][0] - tuned
-        back = f"the fine-tuned model is {100 * (tuned - masked):.1f} points better there"
-        if tuned - masked < fall / 2:
-            back = f"{back} only" if tuned > masked else "the fine-tuned model is no better there"
+        if gain < fall / 2:
+            little = f"{better} only" if gain > 0 else f"{lost} and the fine-tuned model is no better there"
             return (
-                f"{said} and {back}: fine-tuning has not made it robust yet. Train longer or faster "
-                "before using FFid (a few epochs at 1e-4 are often not enough); Fid and RFid are not to be "
-                "trusted."
+                f"{little}: fine-tuning has not made it robust yet. Train longer or faster before using FFid "
+                "(a few epochs at 1e-4 are often not enough); Fid and RFid are not to be trusted."
             )
-        other = self.accuracy.get(CONTROL)
-        if other is not None and tuned - other[-1] < fall / 4:
+        control = self.accuracy.get(CONTROL)
+        if control is not None and tuned - control[-1] < fall / 4:
             return (
-                f"{said} and {back}, but so is the one fine-tuned without masks: the gain is adaptation to "
-                "the training rows rather than robustness. FFid is safer than Fid here, and says little more."
+                f"{better}, but so is the one fine-tuned without masks: the gain is adaptation to the "
+                "training rows rather than robustness. FFid is safer than Fid here, and says little more."
             )
         return (
-            f"{said} and {back} (it loses {100 * left:.1f} points itself): use FFid, since Fid and RFid "
+            f"{better} (it loses {100 * (full - tuned):.1f} points itself): use FFid, since Fid and RFid "
             "would measure how the original mistakes masked inputs rather than how good an explanation is."
         )
 

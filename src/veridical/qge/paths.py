@@ -69,9 +69,25 @@ class _ManyRankings:
 def responses_along(task: Task, path: RankPath, orders: Tensor, context: Context) -> Tensor:
     """Responses (N, K, M + 1), the untouched input first, of K rankings (N, K, V) least relevant first.
 
-    Asks K (M - 1) + 1 rows per sample where the path ends with no feature left, K M otherwise.
+    Takes K (M - 1) + 1 rows per sample where the path ends with no feature left, K M otherwise.
     """
-    return _asked(task, path, orders, context, None)
+    samples, rankings, _ = orders.shape
+    steps, device = path.counts.shape[-1], orders.device
+    shared = path.ends_empty(task)
+    each = steps - shared
+    which = torch.arange(rankings, device=device).repeat_interleave(each)
+    level = torch.arange(each, device=device).repeat(rankings)
+    if shared:
+        which = torch.cat([which.new_zeros(1), which])
+        level = torch.cat([level.new_full((1,), steps - 1), level])
+    rule = _ManyRankings(_removal_ranks(task, path, orders), path.counts.to(device), which, level)
+    response, fill = path.response, path.fill
+    found = probe(
+        task, rule, response=response, fill=fill, key=context.key, with_clean=True, memo=context.memo
+    )
+    clean, empty, body = found.split([1, int(shared), rankings * each], 1)
+    ends = [part[:, None].expand(-1, rankings, -1) for part in (clean, empty)]
+    return torch.cat([ends[0], body.reshape(samples, rankings, each), ends[1]], -1)
 
 
 def scores_along(
@@ -79,46 +95,11 @@ def scores_along(
 ) -> Tensor:
     """Scores (N, K) of many rankings, given by `orders(first, count)` so that few are held at a time."""
     at_once = max(1, _ENTRIES_AT_ONCE // max(1, len(task) * task.space.n_features))
-    parts: list[Tensor] = []
-    empty: Tensor | None = None
-    shared = path.ends_empty(task)
+    parts = []
     for start in range(0, rankings, at_once):
         few = orders(start, min(at_once, rankings - start))
-        responses = _asked(task, path, few, context, empty)
-        empty = responses[:, :1, -1] if shared else None
-        parts.append(path.score(responses))
+        parts.append(path.score(responses_along(task, path, few, context)))
     return torch.cat(parts, 1)
-
-
-def _asked(task: Task, path: RankPath, orders: Tensor, context: Context, empty: Tensor | None) -> Tensor:
-    """Ask about every step of every ranking but the last, shared one, which is asked once or known."""
-    samples, rankings, _ = orders.shape
-    steps, device = path.counts.shape[-1], orders.device
-    shared = path.ends_empty(task)
-    each = steps - 1 if shared else steps
-    which = torch.arange(rankings, device=device).repeat_interleave(each)
-    level = torch.arange(each, device=device).repeat(rankings)
-    ask_empty = shared and empty is None
-    if ask_empty or not len(which):
-        which = torch.cat([which.new_zeros(1), which])
-        level = torch.cat([level.new_full((1,), steps - 1), level])
-    rule = _ManyRankings(_removal_ranks(task, path, orders), path.counts.to(device), which, level)
-    asked = probe(
-        task,
-        rule,
-        response=path.response,
-        fill=path.fill,
-        key=context.key,
-        with_clean=True,
-        memo=context.memo,
-    )
-    clean, body = asked[:, :1], asked[:, 1:]
-    if body.shape[1] > rankings * each:
-        empty, body = body[:, :1], body[:, 1:]
-    walked = [clean[:, None].expand(-1, rankings, -1), body.reshape(samples, rankings, each)]
-    if shared and empty is not None:
-        walked.append(empty[:, None].expand(-1, rankings, -1))
-    return torch.cat(walked, -1)
 
 
 def _removal_ranks(task: Task, path: RankPath, orders: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,10 +76,10 @@ class Standing:
     sample: Tensor
     level: float
     cost: Cost
-    flags: dict[str, Tensor] = field(default_factory=dict)
-    best: Tensor = field(default_factory=lambda: torch.empty(0))
+    flags: dict[str, Tensor]
+    best: Tensor
     """The quality that the best of all rankings reaches (N,), NaN where that is not known."""
-    worst: Tensor = field(default_factory=lambda: torch.empty(0))
+    worst: Tensor
     """The quality of the worst of all rankings (N,), NaN where that is not known."""
 
     def __len__(self) -> int:
