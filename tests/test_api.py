@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import mlp
-from veridical.api import as_explanation, as_metric, labelled
+from veridical.api import labelled
 from veridical.core.key import Key
 from veridical.errors import InputError, UnknownNameError, VeridicalWarning
 from veridical.explainers import Explainer, Occlusion, Saliency, as_explainer
@@ -239,25 +239,6 @@ def test_failed_cells_are_kept_and_announced_and_the_others_go_on() -> None:
     assert table.to_frame()["flags"].str.contains("failed: no luck").sum() == 1
 
 
-def test_a_table_without_any_score_can_still_be_looked_at() -> None:
-    def broken(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        raise RuntimeError("no luck")
-
-    with pytest.warns(VeridicalWarning):
-        table = vd.evaluate(task(), [broken], ["sparseness"])
-    assert table.pivot().empty
-    assert "1 cells failed" in repr(table)
-    assert table._repr_html_()
-    assert len(table.to_frame()) == 1
-
-
-def test_undefined_scores_stay_in_the_table() -> None:
-    table = vd.evaluate(task(), {"zeros": lambda m, x, t: torch.zeros_like(x)}, ["faithfulness_correlation"])
-    assert table.pivot().shape == (1, 1)
-    assert table.pivot().isna().all().all()
-    assert table.to_frame()["undefined"].tolist() == [6]
-
-
 def test_control_c_keeps_what_is_finished() -> None:
     def impatient(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         raise KeyboardInterrupt
@@ -365,12 +346,6 @@ def test_metrics_of_methods_ask_for_the_method() -> None:
         vd.score(Twice(), task(), torch.rand(6, 4))
     table = vd.evaluate(task(), ["saliency"], [Twice(), "sparseness"])
     assert len(table.scores) == 2
-
-
-def test_as_explanation_gives_back_what_is_one() -> None:
-    e = vd.explain("saliency", task())
-    assert as_explanation(e, task()) is e
-    assert as_metric("sparseness") == Sparseness()
 
 
 @pytest.mark.parametrize("metric", ["pixel_flipping", "qge:pixel_flipping", "completeness", "infidelity"])

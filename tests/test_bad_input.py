@@ -15,7 +15,6 @@ from veridical.errors import (
     ModelError,
     NotApplicableError,
     ShapeError,
-    UnknownNameError,
     VeridicalWarning,
 )
 
@@ -93,15 +92,6 @@ def test_integer_inputs() -> None:
 # --- classes ----------------------------------------------------------------------------------------------
 
 
-def test_all_samples_of_one_class_are_no_trouble() -> None:
-    model = mlp()
-    with torch.no_grad():
-        model[2].bias[1] = 50.0
-    task = vd.Task(model, X)
-    assert task.targets.tolist() == [1] * 6
-    assert bool(torch.isfinite(vd.score("pixel_flipping", task, "saliency").values).all())
-
-
 @pytest.mark.parametrize("target", [3, -1])
 def test_a_target_out_of_range(target: int) -> None:
     with pytest.raises(InputError, match=f"target {target} is out of range: the model has 3 outputs"):
@@ -152,46 +142,10 @@ def test_half_precision_works_and_warns(dtype: torch.dtype) -> None:
 # --- names and forms --------------------------------------------------------------------------------------
 
 
-def test_unknown_names_suggest_the_nearest() -> None:
-    task = vd.Task(mlp(), X)
-    with pytest.raises(UnknownNameError, match="no explainer is called 'salency'; did you mean 'saliency'"):
-        vd.explain("salency", task)
-    with pytest.raises(
-        UnknownNameError, match="no metric is called 'pixel_fliping'; did you mean 'pixel_flipping'"
-    ):
-        vd.score("pixel_fliping", task, "saliency")
-    with pytest.raises(InputError, match=r"explainer 'integrated_gradients' does not take \{'stepps': 3}"):
-        vd.explain("integrated_gradients", task, stepps=3)
-
-
 def test_several_inputs_explained_jointly() -> None:
     for several in ((X, X), [X, X], {"a": X, "b": X}):
         with pytest.raises(InputError, match=r"of 2 things; a task explains one tensor.*side=.*from_parts"):
             vd.Task(mlp(), several)
-
-
-def test_an_explainer_that_raises_midway() -> None:
-    calls: list[int] = []
-
-    def breaks(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        calls.append(len(inputs))
-        model(inputs)
-        if len(calls) == 2:
-            raise ZeroDivisionError("in the middle")
-        return inputs
-
-    model = nn.Sequential(mlp(), nn.Dropout()).train()
-    with pytest.warns(VeridicalWarning):
-        task = vd.Task(model, X.repeat(3, 1), plan=vd.Plan(rows=8))
-    with pytest.raises(ZeroDivisionError, match="in the middle"):
-        vd.explain(breaks, task)
-    assert calls == [8, 8]
-    assert model.training
-    assert torch.is_grad_enabled()
-    calls.clear()
-    with pytest.warns(VeridicalWarning, match="explainer 'breaks' failed: in the middle"):
-        table = vd.evaluate(task, [breaks, "random"], ["sparseness"])
-    assert set(table.scores) == {("random", "sparseness")}
 
 
 def test_a_users_function_cannot_change_the_inputs() -> None:
@@ -245,10 +199,3 @@ def test_a_map_that_is_infinite_is_refused(name: str) -> None:
         vd.score(name, task_of(), Exploding())
     with pytest.raises(InputError, match="infinite"):
         vd.explain(Exploding(), task_of())
-
-
-def test_cells_that_fail_are_told_by_evaluate() -> None:
-    with pytest.warns(VeridicalWarning):
-        done = vd.evaluate(task_of(Breaking()), ["gradient", Exploding()], ["pixel_flipping", "sparseness"])
-    assert set(done.scores) == {("gradient", "sparseness")}
-    assert len(done.failures) == 2

@@ -52,10 +52,6 @@ def test_explaining_and_scoring_load_nothing_heavy_either() -> None:
     assert loaded(USE) == []
 
 
-def test_the_check_finds_what_it_looks_for() -> None:
-    assert loaded("import scipy\n" + IMPORT.replace("import veridical as vd", "")) == ["scipy"]
-
-
 def test_the_root_has_24_names() -> None:
     assert sorted(vd.__all__) == sorted(ROOT.split())
     assert len(vd.__all__) == 24
@@ -70,39 +66,6 @@ def test_no_name_at_the_root_hides_a_package(name: str) -> None:
     module = import_module(f"veridical.{name}")
     assert module is sys.modules[f"veridical.{name}"]
     assert getattr(vd, name) is module
-
-
-def test_parts_of_packages_are_imported_by_path() -> None:
-    code = """
-import veridical.metrics.base as mb, veridical.explainers.base as eb, veridical.auditing.run as aa
-import veridical as vd
-assert mb is vd.metrics.base and eb is vd.explainers.base and aa is vd.auditing.run
-assert vd.audit is aa.audit and callable(vd.check) and vd.tasks is vd.data.tasks
-print("fine")
-"""
-    assert loaded(code) == ["fine"]
-
-
-LATER = (
-    "gef.metric",
-    "fidelity",
-    "meta",
-    "qge",
-    "auditing",
-    "study",
-    "concepts",
-    "metrics.faithfulness",
-    "data",
-)
-
-
-def test_the_systems_are_loaded_when_they_are_first_used() -> None:
-    show = f"import sys; print(*[name for name in {LATER!r} if 'veridical.' + name in sys.modules])"
-    assert loaded(f"import veridical as vd\n{show}") == []
-    assert "gef.metric" in loaded(f"import veridical as vd\nvd.gef.GEF\n{show}")
-    assert {"metrics.faithfulness", "fidelity", "qge", "gef.metric"} <= set(
-        loaded(f"import veridical as vd\nvd.list_metrics()\n{show}")
-    )
 
 
 OURS = """

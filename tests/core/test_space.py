@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import veridical as vd
 from veridical.core.space import Reduction, Space
 from veridical.errors import InputError, ShapeError
 from veridical.values.regions import Regions, each_feature, removal, squares, superpixels
@@ -72,16 +71,6 @@ def test_expand_lays_every_feature_over_its_elements(name: str) -> None:
     assert torch.equal(space.expand(features > 0), naive_expand(space, features > 0))
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_expand_takes_any_number_of_masks_a_sample(name: str) -> None:
-    space = SPACES[name]
-    masks = torch.randn(2, 3, space.n_features, generator=torch.Generator().manual_seed(1)) > 0
-    each = torch.stack([space.expand(masks[:, m]) for m in range(3)], 1)
-    assert torch.equal(space.expand(masks), each)
-    second = space.expand(masks[1:], slice(1, 2))
-    assert torch.equal(second, each[1:])
-
-
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "abs_max"])
 @pytest.mark.parametrize("name", SPACES)
 def test_pool_collects_the_elements_of_every_feature(name: str, reduce: str) -> None:
@@ -96,16 +85,6 @@ def test_what_holds_of_any_element_holds_of_its_feature(name: str) -> None:
     for limit in (0.0, 1.2, 9.0):
         truths = torch.randn(2, *space.input_shape, generator=torch.Generator().manual_seed(3)) > limit
         assert torch.equal(space.anywhere(truths), naive_pool(space, truths.float(), "max") > 0)
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_the_mean_over_an_expanded_map_gives_it_back(name: str) -> None:
-    space = SPACES[name]
-    features = torch.randn(2, space.n_features, generator=torch.Generator().manual_seed(3))
-    laid = space.expand(features).expand(2, *space.input_shape)
-    present = space.pool(torch.ones(2, *space.input_shape)) > 0
-    torch.testing.assert_close(space.pool(laid, "mean"), torch.where(present, features, 0.0))
-    torch.testing.assert_close(space.pool(laid), features * space.pool(torch.ones(2, *space.input_shape)))
 
 
 @given(st.data())
@@ -128,11 +107,6 @@ def test_patches_at_the_edge_are_smaller() -> None:
     space = Space.patches((1, 5, 4), 2)
     assert space.n_features == 6
     assert space.pool(torch.ones(1, 1, 5, 4)).tolist() == [[4, 4, 4, 4, 2, 2]]
-
-
-def test_pixels_are_shared_over_channels() -> None:
-    maps = torch.arange(12.0).reshape(1, 3, 2, 2)
-    assert torch.equal(Space.pixels((3, 2, 2)).pool(maps), maps.sum(1).reshape(1, 4))
 
 
 def test_superpixels_that_a_sample_lacks_are_not_valid() -> None:
@@ -186,10 +160,6 @@ def test_take_follows_a_subset_of_the_samples(index: slice | torch.Tensor) -> No
     assert SPACES["pixel"].take(index) is SPACES["pixel"]
 
 
-def test_a_space_that_is_there_already_is_not_copied() -> None:
-    assert SPACES["token"].to("cpu") is SPACES["token"]
-
-
 def test_tokens_keep_their_features_at_embeddings() -> None:
     space = SPACES["token"].at_embeddings(5)
     assert space.input_shape == (6, 5)
@@ -216,11 +186,6 @@ def test_the_space_of_a_batch_is_guessed_from_its_shape() -> None:
     assert Space.of(torch.zeros(2, 3, 4, 5, 6, 7)).kind == "element"
 
 
-def test_repr_names_kind_and_size() -> None:
-    assert repr(Space.columns(3)) == "Space(column, 3 features over (3,))"
-    assert "6 valid in 2 samples" in repr(SPACES["token"])
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -244,10 +209,6 @@ def test_what_is_no_space_is_refused(make, message: str) -> None:
 def test_a_map_of_another_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"\(2, 3\) does not lie over inputs \(N, 3, 2, 4\)"):
         SPACES["pixel"].pool(torch.ones(2, 3))
-
-
-def test_spaces_are_public() -> None:
-    assert vd.Space is Space
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "abs_max"])
@@ -302,9 +263,3 @@ def test_superpixels_follow_colour_edges():
     assert torch.equal(superpixels(image[:1], 9).labels.view(12, 12), labels[0])
     with pytest.raises(InputError):
         superpixels(image, 1)
-
-
-def test_squares_are_made_once_and_the_largest_number_of_regions_is_known():
-    assert squares(Space.pixels((3, 5, 4)), 2) is squares(Space.pixels((3, 5, 4)), 2)
-    assert squares(Space.pixels((3, 5, 4)), 2).most == 6
-    assert Regions(torch.tensor([[0, 1, 1], [0, 2, -1]]), 4).most == 2

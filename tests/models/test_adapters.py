@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -12,17 +11,14 @@ import torch
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import RandomForestClassifier, VotingClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.tree import DecisionTreeClassifier
-from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import mlp
-from tests.reference.small_nets import conv_net, draw
-from veridical.data import load_task
 from veridical.errors import InputError, ModelError, NotApplicableError, ShapeError, VeridicalWarning
 from veridical.models.adapters import ArrayModel, FunctionModel
 
@@ -84,13 +80,6 @@ def test_trees_forests_and_neighbours_answer_finite_logits_in_the_order_of_their
         assert float(task.outputs.abs().max()) < 6  # log of half a row in forty-one, not of a bound
 
 
-def test_rows_learnt_from_are_counted_not_those_given() -> None:
-    tree = make_pipeline(StandardScaler(), DecisionTreeClassifier()).fit(np.tile(X, (5, 1)), np.tile(TWO, 5))
-    with pytest.warns(VeridicalWarning, match="n = 200"):
-        task = vd.Task(tree, X[:7])
-    assert float(task.outputs.max()) == pytest.approx(np.log(200.5 / 0.5))
-
-
 class OnlyProbabilities:
     """A model behind `predict_proba` alone."""
 
@@ -111,21 +100,6 @@ def test_a_model_is_explained_alike_whether_it_gives_margins_or_probabilities() 
     np.testing.assert_allclose(chance.outputs.numpy(), margin.outputs.numpy(), atol=1e-9)
     both = [vd.explain("kernel_shap", task).values for task in (margin, chance)]
     np.testing.assert_allclose(both[0], both[1], atol=1e-7)
-
-
-def booster(package: str, **methods):
-    """A class that says it is of a package and answers as its boosters do."""
-    return type("Booster", (), {"__module__": f"{package}.basic", **methods})()
-
-
-def test_a_booster_of_lightgbm_gives_its_margin() -> None:
-    def predict(self, rows, raw_score=False):
-        assert raw_score
-        return np.asarray(rows)[:, 0]
-
-    task = vd.Task(booster("lightgbm", params={"objective": "binary"}, predict=predict), X, train=X)
-    assert task.head == "binary"
-    np.testing.assert_allclose(task.outputs[:, 1].numpy() - task.outputs[:, 0].numpy(), 2 * X[:, 0])
 
 
 SEVERAL = np.stack([TWO, THREE, TWO * (THREE == 1)], 1)
@@ -156,32 +130,6 @@ def test_of_several_targets_one_is_explained(model) -> None:
     np.testing.assert_array_equal(tasks[0].outputs.numpy(), tasks[1].outputs.numpy())
     with pytest.raises(InputError, match="predicts targets 0 to 2"):
         vd.Task(model, X, output=3)
-
-
-def test_a_chain_of_classifiers_and_a_quantity_among_several() -> None:
-    both = SEVERAL[:, [0, 2]]
-    chain = ClassifierChain(LogisticRegression()).fit(X, both)
-    task = vd.Task(chain, X, train=X, output=1)
-    chances = task.probabilities(task.outputs)[:, 1]
-    np.testing.assert_allclose(chances.numpy(), chain.predict_proba(X)[:, 1], atol=1e-9)
-    lines = LinearRegression().fit(X, X @ W)
-    one = vd.Task(lines, X, output=2)
-    assert (one.head, one.n_outputs) == ("regression", 1)
-    np.testing.assert_allclose(one.outputs[:, 0].numpy(), lines.predict(X)[:, 2])
-    with pytest.raises(InputError, match="predicts one"):
-        vd.Task(LogisticRegression().fit(X, TWO), X, output=0)
-    with pytest.raises(InputError, match="a function of what the model answers"):
-        vd.Task(mlp(), X, output=0)
-
-
-def test_one_of_several_targets_of_a_model_on_disk(tmp_path) -> None:
-    frame = pd.DataFrame(X, columns=list("abcd"))
-    model = MultiOutputClassifier(LogisticRegression()).fit(frame, SEVERAL)
-    task = load_task(model, frame.assign(kind=THREE), labels="kind", output=1)
-    assert task.labels is not None
-    np.testing.assert_array_equal(task.labels.numpy(), THREE)
-    again = load_task(model, frame.assign(kind=THREE), labels="kind", output=1)
-    np.testing.assert_array_equal(again.outputs.numpy(), task.outputs.numpy())
 
 
 def test_regressors_answer_their_prediction() -> None:
@@ -316,40 +264,4 @@ def test_what_is_no_model_is_refused() -> None:
         vd.Task(lambda x: (x @ W)[:, :, None], X)
 
 
-ROWS = draw(4, 2, 8, 8)
-MAKERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "scripted": torch.jit.script,
-    "traced": lambda net: torch.jit.trace(net, ROWS),
-    "frozen": lambda net: torch.jit.freeze(torch.jit.script(net)),
-}
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_a_batch_norm_in_a_script_is_asked_and_explained(kind: str) -> None:
-    plain, script = vd.Task(conv_net(), ROWS), vd.Task(MAKERS[kind](conv_net()), ROWS)
-    torch.testing.assert_close(script.outputs, plain.outputs)
-    for name in ("gradient", "occlusion"):
-        torch.testing.assert_close(vd.explain(name, script).values, vd.explain(name, plain).values)
-
-
-class Counting(nn.Module):
-    """A batch norm, and a buffer that every call adds to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = conv_net()
-        self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.net(x) + self.calls
-
-
-def test_what_a_script_writes_into_its_buffers_is_put_back() -> None:
-    script = torch.jit.script(Counting().eval())
-    task = vd.Task(script, ROWS, targets=torch.zeros(4, dtype=torch.int64))
-    answers = [task.with_inputs(ROWS).outputs for _ in range(3)]
-    for again in answers:
-        torch.testing.assert_close(again, answers[0])
-    assert float(script.calls) == 0

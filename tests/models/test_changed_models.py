@@ -114,19 +114,6 @@ def test_mere_use_is_no_change(what: str) -> None:
     assert torch.equal(vd.score("pixel_flipping", task, "gradient").values, before)
 
 
-def test_a_data_frame_that_is_described_is_no_changed_model() -> None:
-    pandas = pytest.importorskip("pandas")
-    from sklearn.linear_model import LogisticRegression
-
-    frame = pandas.DataFrame(np.random.default_rng(0).normal(size=(40, 3)), columns=["a", "b", "c"])
-    model = LogisticRegression().fit(frame, frame["a"] > 0)
-    task = vd.Task(model, frame[:6], train=frame)
-    before = vd.score("pixel_flipping", task, "occlusion").values
-    frame.describe()
-    _ = frame["a"], frame.dtypes, frame[:6].to_numpy()
-    assert torch.equal(vd.score("pixel_flipping", task, "occlusion").values, before)
-
-
 def test_an_estimator_is_copied_and_fitting_it_again_waits_for_a_refreshed_task() -> None:
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
@@ -150,24 +137,6 @@ def test_a_plain_function_runs_as_it_is() -> None:
     with torch.no_grad():
         net.weight.mul_(2)
     assert torch.equal(task.predictor.outputs(X), net(X))
-
-
-def test_scores_while_training_are_those_of_a_fresh_task() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    x, y = torch.rand(64, 4), torch.arange(64) % 3
-    task = vd.Task(model, x[:8])
-    before = vd.score("pixel_flipping", task, "gradient").mean()
-    optimiser = torch.optim.Adam(model.parameters(), 0.05)
-    for _ in range(50):
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimiser.step()
-    with pytest.raises(ModelChangedError):
-        vd.score("pixel_flipping", task, "gradient")
-    after = vd.score("pixel_flipping", task.refreshed(), "gradient").mean()
-    assert after == vd.score("pixel_flipping", vd.Task(model, x[:8]), "gradient").mean()
-    assert after != before
 
 
 def test_given_targets_stay_when_a_task_is_refreshed() -> None:

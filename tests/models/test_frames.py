@@ -25,7 +25,7 @@ from sklearn.preprocessing import OneHotEncoder
 import veridical as vd
 from veridical.data import load_task
 from veridical.errors import InputError, NotApplicableError
-from veridical.models.dataframes import FrameCodec, is_frame
+from veridical.models.dataframes import FrameCodec
 from veridical.perturb.fills import Mean, UniformNoise, extremes
 
 
@@ -83,12 +83,6 @@ def test_foreign_values_are_refused() -> None:
         FrameCodec.of(frame(), frame().drop(columns="age"))
 
 
-def test_only_data_frames_are_data_frames() -> None:
-    assert is_frame(frame())
-    assert not is_frame(frame()["age"])
-    assert not is_frame(np.zeros((2, 2)))
-
-
 RNG = np.random.default_rng(0)
 N = 60
 FRAME = pd.DataFrame(RNG.normal(size=(N, 2)), columns=["a", "b"])
@@ -101,26 +95,6 @@ NUMBERS = FRAME[["a", "b", "t"]]
 
 def shapley(model, rows, train, **settings) -> torch.Tensor:
     return vd.explain("exact_shapley", vd.Task(model, rows, train=train, **settings)).values
-
-
-class PolarsFrame:
-    """What is used of a polars frame: it comes from that package and gives itself to pandas."""
-
-    __module__ = "polars.dataframe.frame"
-
-    def __init__(self, frame: pd.DataFrame) -> None:
-        self.frame = frame
-
-    def to_pandas(self) -> pd.DataFrame:
-        return self.frame
-
-
-def test_a_polars_frame_is_the_pandas_frame_it_gives() -> None:
-    own = shapley(PIPELINE, FRAME[:4], FRAME)
-    assert torch.equal(shapley(PIPELINE, PolarsFrame(FRAME[:4]), PolarsFrame(FRAME)), own)
-    task = vd.Task(PIPELINE, PolarsFrame(FRAME[:4]), train=FRAME)
-    maps = pd.DataFrame(own.numpy(), columns=list("abct"))
-    assert torch.equal(vd.explain(PolarsFrame(maps), task).values, own)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import veridical as vd
 from tests.reference.small_models import Convolution, Recurrent, mlp
@@ -137,26 +136,6 @@ def test_one_logit_and_named_answers_arrive_as_rows_of_outputs() -> None:
 
 
 # --- how a model computes ---------------------------------------------------------------------------------
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, saves: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second, self.saves = nn.Linear(6, 16), nn.Linear(16, 3), saves
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = lambda h: torch.tanh(self.first(h))  # noqa: E731
-        return self.second(checkpoint(inner, x, use_reentrant=False) if self.saves else inner(x))
-
-
-@pytest.mark.parametrize("metric", [GEF, vd.gef.GEF(form="arc", path=PATH, draws=2, steps=2), "mprt"])
-def test_gradient_checkpointing_changes_nothing(metric: Any) -> None:
-    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
-    plain, saving = (vd.Task(Checkpointed(saves), x) for saves in (False, True))
-    assert torch.equal(
-        vd.score(metric, plain, "gradient").values, vd.score(metric, saving, "gradient").values
-    )
 
 
 class Drifting(nn.Module):
@@ -334,22 +313,6 @@ class TwoLayers(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("loads", [True, False])
-def test_a_copy_with_its_layers_in_another_order_answers_alike(loads: bool) -> None:
-    model = TwoLayers()
-
-    def flipped(given: nn.Module) -> nn.Module:
-        made = TwoLayers("b", "a")
-        if loads:
-            made.load_state_dict(given.state_dict())
-        return made
-
-    task, plain = vd.Task(model, X, copy=flipped), vd.Task(model, X)
-    key = vd.core.Key(0)
-    assert torch.equal(task.with_noise(0.5, key).outputs, plain.with_noise(0.5, key).outputs)
-    assert torch.equal(task.predictor.outputs(X), plain.outputs)
-
-
 def same_numbers(given: nn.Module) -> nn.Module:
     made = nn.Linear(4, 3)
     made.weight, made.bias = (nn.Parameter(p.data) for p in given.parameters())
@@ -439,15 +402,6 @@ def test_worlds_share_a_session_and_keep_their_own_weights(task: vd.Task, outer:
                     assert torch.equal(model(task.inputs), outputs)
             assert torch.is_grad_enabled() is (outer is not False)
     assert {drop for drop, _, _ in seen} == {False}
-
-
-def test_a_session_that_leaves_gradients_alone_does_all_the_rest(task: vd.Task) -> None:
-    seen = seen_by(task)
-    with torch.no_grad(), task.session(grad=None) as model:
-        model(task.inputs)
-    with task.session(grad=None) as model:
-        model(task.inputs)
-    assert seen == [(False, False, False), (False, True, False)]
 
 
 def test_each_thread_has_sessions_of_its_own(task: vd.Task) -> None:

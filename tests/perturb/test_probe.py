@@ -233,19 +233,6 @@ def test_blocks_cover_every_cell_exactly_once_within_the_plan(samples: int, mask
     assert bool((seen == 1).all())
 
 
-@pytest.mark.parametrize(
-    ("shape", "sizes"),
-    [
-        ((64, 15, 512), [32, 32]),  # 480 rows, a multiple of 32, and no more chunks than with 34 samples
-        ((64, 19, 512), [26, 26, 12]),  # between 22 and 26 samples no multiple: as full as can be
-        ((64, 50, 512), [10, 10, 10, 10, 10, 10, 4]),
-        ((10, 3, 13), [4, 4, 2]),
-    ],
-)
-def test_blocks_that_share_a_chunk_are_few(shape: tuple[int, int, int], sizes: list[int]) -> None:
-    assert [down.stop - down.start for down, _ in blocks(*shape)] == sizes
-
-
 def test_masks_are_asked_for_in_blocks_and_never_all_at_once() -> None:
     task = image_task(plan=Plan(rows=16))
     asked: list[int] = []

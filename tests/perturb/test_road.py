@@ -8,7 +8,7 @@ from tests.reference.faithfulness import harmonic_matrix
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
 from veridical.perturb.fills import NeighbourMean, NoisyLinear
-from veridical.perturb.road import neighbour_weights, solve_holes
+from veridical.perturb.road import solve_holes
 
 SHAPES = [(8, 8), (7, 11), (15, 6), (3, 5), (1, 9), (28, 28)]
 SHARES = [0.1, 0.5, 0.9, 0.97]
@@ -121,13 +121,6 @@ def test_noise_is_that_of_the_sample_whatever_the_mask():
     assert 0.005 < added[hole].std() < 0.02
     alone = NoisyLinear().impute(x[3:4], hole[3:4], ids[3:4], key)
     torch.testing.assert_close(alone, noisy[3:4], atol=1e-9, rtol=0)
-
-
-def test_degree_counts_the_neighbours_weights():
-    got = neighbour_weights(torch.zeros(4, 5, 1))[..., 0]
-    assert got[0, 0] == 5
-    assert got[0, 2] == got[2, 0] == 8
-    assert got[1, 1] == 12
 
 
 def test_neighbour_mean_takes_kept_pixels_only():

@@ -180,13 +180,6 @@ def test_maps_lie_over_the_inputs_and_top_names_features() -> None:
     assert padded.top() == [("token 1", 2.0), ("token 0", 1.0)]
 
 
-def test_repr_says_who_what_and_how_dear() -> None:
-    task = vd.Task(mlp(), torch.randn(3, 4))
-    text = repr(vd.explain("gradient", task))
-    assert text == "Explanation by gradient: 3 samples x 4 column features, cost 3 rows forward, 3 backward"
-    assert "relevance" in vd.explain("gradient", task)._repr_html_()
-
-
 SPACES = [
     Space.columns(4, ["a", "b", "c", "d"]),
     Space.tokens(4, torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]), [["a", "b", "", ""], ["c", "d", "e", "f"]]),
@@ -214,28 +207,11 @@ def test_save_and_load_give_everything_back(space: Space, tmp_path: Path) -> Non
     assert (loaded.explainer, loaded.cost, loaded.provenance) == (e.explainer, e.cost, e.provenance)
 
 
-def test_tensors_that_share_memory_can_be_saved(tmp_path: Path) -> None:
-    e = explanation([[1.0, 2.0]])
-    shared = replace(e, targets=e.ids)
-    assert vd.Explanation.load(shared.save(tmp_path / "e")).ids.tolist() == [0]
-
-
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     scores = vd.Scores(torch.tensor([1.0]), vd.values.Direction.HIGHER, "m", torch.tensor([0]))
     path = scores.save(tmp_path / "s.safetensors")
     with pytest.raises(FormatError, match="holds a scores, expected a explanation"):
         vd.Explanation.load(path)
-
-
-def test_whether_every_sample_was_explained_is_known_from_the_check():
-    space, ids = Space.columns(3), torch.arange(2)
-    values = torch.tensor([[1.0, -2.0, 0.0], [0.5, 0.0, 1.0]])
-    assert vd.Explanation(values, space, ids, ids).whole
-    values[1] = torch.nan
-    gap = vd.Explanation(values, space, ids, ids)
-    assert not gap.whole
-    assert gap.missing.tolist() == [False, True]
-    assert gap.take(slice(0, 1)).whole
 
 
 def test_an_order_that_belongs_to_other_values_is_refused() -> None:

@@ -129,12 +129,6 @@ def test_save_and_load_give_everything_back(tmp_path: Path) -> None:
     assert math.isnan(loaded.provenance["value"])
 
 
-def test_costs_add_and_subtract() -> None:
-    assert vd.models.Cost(3, 1) + vd.models.Cost(2, 2) == vd.models.Cost(5, 3)
-    assert vd.models.Cost(3, 1) - vd.models.Cost(2, 1) == vd.models.Cost(1, 0)
-    assert str(vd.models.Cost(3, 1)) == "3 rows forward, 1 backward"
-
-
 def test_repr_says_mean_interval_direction_and_cost() -> None:
     text = repr(scores([1.0, 1.0, 1.0], cost=vd.models.Cost(9, 0)))
     assert text == (

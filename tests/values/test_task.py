@@ -55,10 +55,6 @@ def test_targets_are_read_in_many_forms(targets: object) -> None:
     assert vd.Task(mlp(), X, targets=targets).targets.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_one_target_serves_all() -> None:
-    assert vd.Task(mlp(), X, targets=2).targets.tolist() == [2] * 6
-
-
 def test_inputs_may_be_arrays_lists_and_arrays_that_run_backwards() -> None:
     rows = X.numpy()
     for given in (rows, rows.tolist(), rows[::-1][::-1], pd.DataFrame(rows).to_numpy()):
@@ -148,13 +144,6 @@ def test_a_task_cannot_be_changed_in_place() -> None:
     with pytest.raises(AttributeError, match=r"use task.with_"):
         task.inputs = X  # type: ignore[misc]
     assert task != vd.Task(task.model, X)
-
-
-def test_repr_says_what_it_is() -> None:
-    task = image_task()
-    assert repr(task) == "Task: 4 samples of (3, 8, 8), 3 outputs (multiclass), 64 pixel features, on cpu"
-    assert repr(task.with_noise(0.5, KEY)).endswith("on cpu, other weights")
-    assert "rows per chunk" in task._repr_html_()
 
 
 # --- heads ----------------------------------------------------------------------------------------------
@@ -310,11 +299,6 @@ def test_modalities_follow_the_space() -> None:
     assert vd.Task(mlp(), X).modality == "table"
     assert vd.Task(mlp(), X, space=Space.concepts(4)).modality == "concept"
     assert image_task(space=Space.elements((3, 8, 8))).modality == "image"
-
-
-def test_moving_to_where_it_is_changes_nothing() -> None:
-    task = vd.Task(mlp(), X)
-    assert task.to("cpu") is task
 
 
 # --- embeddings -----------------------------------------------------------------------------------------
