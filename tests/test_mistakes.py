@@ -125,6 +125,8 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "inputs DataLoader": lambda: vd.Task(NET, torch.utils.data.DataLoader(X)),
     "inputs sparse": lambda: vd.Task(NET, X.to_sparse()),
     "inputs nested": lambda: vd.Task(NET, torch.nested.nested_tensor([X[0], X[1]])),
+    "inputs meta": lambda: vd.Task(NET, X.to("meta")),
+    "inputs of eight bits": lambda: vd.Task(NET, X.to(torch.float8_e4m3fn)),
     "inputs masked": lambda: vd.Task(NET, np.ma.masked_array(X.numpy(), X.numpy() > 0)),
     "targets str": lambda: vd.Task(NET, X, targets="best"),
     "register fn": lambda: vd.register(lambda: 1),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,6 +62,37 @@ def test_inputs_may_be_arrays_lists_and_arrays_that_run_backwards() -> None:
     for given in (rows, rows.tolist(), rows[::-1][::-1], pd.DataFrame(rows).to_numpy()):
         torch.testing.assert_close(vd.Task(mlp(), given).inputs, X)
     assert torch.equal(vd.Task(mlp(), rows[::-1]).inputs, X.flip(0))
+
+
+@pytest.mark.parametrize("given", [torch.Tensor.clone, lambda rows: rows.numpy().copy()])
+def test_a_task_owns_its_data(given: Callable[[Tensor], Any]) -> None:
+    rows, train, scale = given(X), given(X), given(X[:, 0])
+    targets, labels, masks = (given(torch.ones(6, dtype=torch.int64)) for _ in range(3))
+
+    def model(x: Tensor, scale: Tensor) -> Tensor:
+        return x[:, :3] * scale[:, None]
+
+    masks = given(torch.ones(6, 4, dtype=torch.bool))
+    task = vd.Task(model, rows, targets=targets, labels=labels, masks=masks, train=train, side=(scale,))
+    held = ("inputs", "targets", "labels", "masks", "train")
+    before = [getattr(task, name).clone() for name in held] + [task.side[0].clone(), task.outputs]
+    for each in (rows, targets, labels, masks, train, scale):
+        each[:] = 0
+    after = [getattr(task, name) for name in held] + [
+        task.side[0],
+        task.predictor.outputs(task.inputs, task.side),
+    ]
+    assert all(map(torch.equal, before, after))
+    other = given(X)
+    moved = task.with_inputs(torch.as_tensor(other))
+    other[:] = 0
+    assert torch.equal(moved.inputs, X)
+
+
+def test_a_task_is_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        task = vd.Task(mlp(), X + 0)
+    assert torch.equal(vd.explain("gradient", task).values, vd.explain("gradient", vd.Task(mlp(), X)).values)
 
 
 def test_inputs_take_the_models_precision() -> None:

@@ -378,7 +378,7 @@ def smallest(values: Tensor, counts: int | Tensor) -> Tensor:
 
 
 def bernoulli(key: Key, ids: Tensor, draws: Tensor, size: int, chance: float | Tensor) -> Tensor:
-    """Draw (N, K, size) independent truths that hold with `chance`: one number, or one per (N, K)."""
+    """Draw (N, K, size) independent booleans, true with `chance`: one number, or one per (N, K)."""
     factor, shift = halves(key, ids, draws)
     if isinstance(chance, float):
         # made on the device: sending it there would wait

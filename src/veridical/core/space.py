@@ -291,16 +291,16 @@ class Space:
         out.scatter_reduce_(1, index, source, mode, include_self=False)
         return out[:, :-1]
 
-    def anywhere(self, truths: Tensor) -> Tensor:
+    def anywhere(self, mask: Tensor) -> Tensor:
         """Whether it holds (N, *input_shape) of any element of each feature: (N, V)."""
         labels = self.labels if self.per_sample else self.labels[None]
-        over = [i for i in range(1, truths.dim()) if labels.shape[i] != truths.shape[i]]
-        held = truths.view(torch.uint8).amax(over, keepdim=True).bool() if over else truths
+        over = [i for i in range(1, mask.dim()) if labels.shape[i] != mask.shape[i]]
+        held = mask.view(torch.uint8).amax(over, keepdim=True).bool() if over else mask
         if self._direct:
-            return held.reshape(len(truths), self.n_features)
+            return held.reshape(len(mask), self.n_features)
         # written, not compared: on a GPU the many elements of few features would wait for one another
         index = torch.where(held & (labels >= 0), labels, self.n_features).flatten(1)
-        out = index.new_zeros(len(truths), self.n_features + 1, dtype=torch.bool)
+        out = index.new_zeros(len(mask), self.n_features + 1, dtype=torch.bool)
         return out.scatter_(1, index, True)[:, :-1]
 
     def _shared(self, maps: Tensor, reduce: Reduction) -> Tensor:

@@ -23,7 +23,7 @@ from veridical.models.predictor import (
     plain_output,
     take_side,
 )
-from veridical.models.private_copy import Snapshot
+from veridical.models.private_copy import Snapshot, version
 
 Head = Literal["multiclass", "binary", "multilabel", "regression", "generation"]
 """A generation has one output, a log-probability; a second column holds the share of the answer's tokens that
@@ -49,13 +49,13 @@ def first_answer(
     trial = Predictor(source, raw, two.device, plan)
     # the caller's rows are never lent: a model may write into what it is given
     one, one_side = two[:1].clone(), take_side(side, slice(0, 1))
-    written = one._version
+    written = version(one)
     module = source.working.module
 
     def ask() -> None:
         with trial.session() as view:
             seen.append(call(view, one, one_side))
-            if one._version != written:
+            if version(one) != written:
                 source.spare_rows()
 
     budget = plan.budget_mib or memory_budget(one.device)

@@ -194,7 +194,7 @@ def _ask(
                 # padding and special tokens are never removed, whatever a rule says
                 removed = removed & task.space.valid[rows, None]
             if touched is not None and matters is not None:
-                # the largest of bytes is found many times faster than whether any of truths holds
+                # the largest of bytes is found many times faster than whether any of booleans holds
                 touched[rows, columns] = (removed & matters[rows, None]).view(torch.uint8).amax(-1).bool()
             removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
             total = count * across * repeats

@@ -38,8 +38,11 @@ def tensor_of(value: Any, what: str, codec: FrameCodec | None, may_miss: bool = 
             f"{what} has shape {tuple(tensor.shape)}; expected (samples, ...) with at least one sample and "
             "one feature"
         )
-    if tensor.is_complex() or tensor.is_quantized:
-        raise InputError(f"{what} is of {tensor.dtype}; real numbers, whole numbers or truths are explained")
+    narrow = tensor.is_floating_point() and tensor.itemsize == 1
+    if tensor.is_complex() or tensor.is_quantized or narrow:
+        raise InputError(
+            f"{what} is of {tensor.dtype}; expected real numbers of 16 bits or more, integers or booleans"
+        )
     if tensor.is_floating_point():
         wrong = tensor.isinf() if may_miss else ~torch.isfinite(tensor)
         if bool(wrong.any()):
@@ -48,16 +51,19 @@ def tensor_of(value: Any, what: str, codec: FrameCodec | None, may_miss: bool = 
                 f"{what} has {'' if may_miss else 'NaN or '}infinite values in {len(bad)} rows (first: "
                 f"{bad[:5].tolist()}); fill them in or leave those rows out"
             )
-    return tensor.detach()
+    return tensor
 
 
 def as_tensor(value: Any, what: str = "it") -> Tensor:
-    """A plain tensor of numbers from what people have, or an error that says what is wrong."""
+    """A plain tensor of numbers, copied from what people have, or an error that says what is wrong.
+
+    What the caller writes to later, or has made in inference mode, is then no part of a task.
+    """
     if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.is_nested:
-            raise InputError(f"{what} is a sparse or nested tensor; give a plain one, as to_dense() makes")
-        # gradients are refused to what was made in inference mode
-        return value.clone() if value.is_inference() else value
+        if value.layout != torch.strided or value.is_nested or value.is_meta:
+            raise InputError(f"{what} is a sparse, nested or meta tensor; give a plain one")
+        with torch.inference_mode(False):
+            return value.detach().clone()
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         # what was masked out is missing, whatever number lies beneath
         value = np.where(np.ma.getmaskarray(value), np.nan, np.ma.getdata(value))
@@ -66,8 +72,7 @@ def as_tensor(value: Any, what: str = "it") -> Tensor:
     if value is None:
         raise InputError(f"{what} is None; expected a tensor or an array of numbers")
     try:
-        # torch reads no array that runs backwards or cannot be written to
-        return torch.as_tensor(np.require(value, requirements=("C", "W")))
+        return torch.from_numpy(np.array(value, order="C"))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{what} must be a tensor or an array of numbers ({error})") from error
 

@@ -512,8 +512,7 @@ class Task:
         """The same task at other inputs of the same shape; targets stay those of the original inputs."""
         if inputs.shape != self.inputs.shape:
             raise ShapeError(f"inputs have shape {tuple(inputs.shape)}, expected {tuple(self.inputs.shape)}")
-        moved = inputs.to(device=self.device, dtype=self.inputs.dtype)
-        return self.changed(inputs=moved)
+        return self.changed(inputs=inputs.to(device=self.device, dtype=self.inputs.dtype, copy=True))
 
     def with_targets(self, targets: Any) -> Task:
         """The same task explained for other outputs."""
@@ -634,17 +633,21 @@ class Task:
 
 
 def _places(index: Any, count: int) -> Tensor:
-    """Numbers of samples from numbers or truths, each of them there."""
+    """Numbers of samples, or a boolean mask over them, each of them there."""
     places = as_tensor(index, "a selection of samples")
     places = places if places.numel() else places.long()
     if places.dtype == torch.bool:
         if tuple(places.shape) != (count,):
-            raise ShapeError(f"a selection by truths has shape {tuple(places.shape)}, expected ({count},)")
+            raise ShapeError(
+                f"a selection by a boolean mask has shape {tuple(places.shape)}, expected ({count},)"
+            )
         return places
     if places.is_floating_point() or places.is_complex():
-        raise InputError(f"samples are selected by whole numbers or truths, not by {places.dtype}")
+        raise InputError(f"samples are selected by integers or a boolean mask, not by {places.dtype}")
     if places.dtype == torch.uint8:
-        raise InputError("uint8 may mean numbers of samples or truths; say which by .long() or .bool()")
+        raise InputError(
+            "uint8 may mean numbers of samples or a boolean mask; say which by .long() or .bool()"
+        )
     places = places.long()
     wrong = places[(places < -count) | (places >= count)]
     if wrong.numel():
