@@ -91,6 +91,16 @@ def test_a_model_that_ignores_its_input_gives_no_verdict():
     assert result.sentences[0].startswith("No verdict: no metric sees the damage")
 
 
+def test_samples_that_repeat_count_once():
+    """Four rows, each eight times, are four samples, whatever their ids."""
+    task = vd.tasks.load("known/linear")[:4]
+    eight = vd.Task(task.model, task.inputs.repeat(8, 1), fill=0.0)
+    result = audit(eight, explainers=["input_x_gradient", "occlusion"], effort=FAST)
+    assert result.best is None
+    assert result.sentences[0].startswith("No verdict: 4 samples are too few")
+    assert any("28 samples repeat others and were left out" in note for note in result.notes)
+
+
 def test_the_result_is_complete(planted):
     assert planted.best in [p.explainer for p in planted.ranking]
     frame = planted.to_frame()
@@ -224,7 +234,7 @@ def test_an_explainer_that_raises_is_recorded_and_the_rest_goes_on():
         )
     assert any(f.explainer == "broken" and "out of ideas" in f.message for f in result.evaluation.failures)
     assert statuses(result)["broken"] == "failed"
-    assert "Do not trust broken: its map failed: out of ideas." in result.sentences
+    assert "No map of broken: its map failed: out of ideas." in result.sentences
 
 
 def test_nobody_beats_a_control_that_failed():

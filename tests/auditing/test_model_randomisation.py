@@ -18,6 +18,7 @@ from veridical.auditing.evidence import Grid, units
 from veridical.auditing.model_randomisation import (
     COPIES,
     GAP,
+    given_models,
     on,
     other_models,
     pairings,
@@ -119,6 +120,48 @@ def test_a_copy_that_no_mask_moves_gives_way_to_noise():
     nothing, why = other_models(task(model=model), 0)
     assert nothing is None
     assert "neither re-initialised nor noisy" in why
+
+
+class Sum(nn.Module):
+    """Equal weights: permuted they are what they were."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        y = x @ self.weight
+        return torch.stack([y, -y], 1)
+
+
+def test_a_copy_that_is_the_model_is_none():
+    copies, note = other_models(task(model=Sum()), 0)
+    assert copies.kind == "noisy"
+    assert "answers as the model does in 100% of the samples" in note
+    with pytest.raises(InputError, match=r"model 0 of others .* as the model does"):
+        given_models(task(model=Sum()), [Sum()])
+    found = vd.audit(task(40, Sum()), explainers=["exact_shapley"], effort=TINY, concepts=(), progress=False)
+    assert found.verdict["exact_shapley"].status == "trusted"
+
+
+def test_a_test_that_could_not_be_run_is_no_finding():
+    """A method bound to one model has no maps of copies: that is said, and not held against it."""
+    given = task(40)
+    weights = [p.detach().clone() for p in given.model.parameters()]
+
+    def bound(model, inputs, targets):
+        if not all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True)):
+            raise RuntimeError("bound to its own model")
+        return vd.explain("input_x_gradient", vd.Task(model, inputs, targets=targets, fill=0.0)).values
+
+    with pytest.warns(vd.errors.VeridicalWarning, match="bound to its own model"):
+        found = vd.audit(given, explainers={"bound": bound}, effort=TINY, concepts=(), progress=False)
+    assert found.verdict["bound"].status == "not decided"
+    assert any(
+        "the model randomisation test could not be run: bound to its own model" in one
+        for one in found.sentences
+    )
+    assert not any("Do not" in one for one in found.sentences)
 
 
 def test_models_without_weights_have_no_copies():
@@ -309,7 +352,7 @@ def test_models_that_the_caller_trained_take_the_place_of_copies():
     assert alone.verdict["exact"].status == "provisional"
     assert found.verdict["exact"].status == "trusted"
     assert not found.verdict.absent
-    assert found.verdict["size"].status == "not trusted"
+    assert found.verdict["size"].status == "not decided"
     with pytest.raises(InputError, match="others is a list of models"):
         vd.audit(task, explainers=methods, effort=plan, others=[])
     with pytest.raises(InputError, match="model 0 of others cannot tell maps apart: masking everything"):

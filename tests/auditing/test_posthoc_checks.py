@@ -85,6 +85,11 @@ def test_features_that_stand_elsewhere_in_every_sample_have_none():
     assert not len(same_target(vd.tasks.load("known/planted_tokens", samples=8))[0])
 
 
+def test_of_two_columns_nothing_is_said():
+    """The correlation of two values is always 1 or -1."""
+    assert not len(same_target(vd.Task(nn.Linear(2, 2), rows(8, 2), fill=0.0))[0])
+
+
 def test_a_regression_has_one_class():
     task = vd.tasks.load("diabetes", samples=8)
     assert len(same_target(task)[0]) == 8

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
@@ -158,3 +159,10 @@ def some_of(task: Task, count: int, seed: int) -> Task:
 def in_drawn_order(task: Task, count: int, seed: int) -> Task:
     """The same samples in keyed order: interim analyses need an order fixed before scores are seen."""
     return task[keyed_order(task, seed)[:count]]
+
+
+def first_of_each(task: Task) -> Tensor:
+    """The places of samples whose input and target no earlier sample has: repeats are no evidence."""
+    pairs = zip(task.draw_ids.tolist(), task.targets.tolist(), strict=True)
+    firsts = {pair: place for place, pair in reversed(list(enumerate(pairs)))}
+    return torch.tensor(sorted(firsts.values()), device=task.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -309,6 +309,12 @@ class Elimination:
             for (candidate, _), some in zip(open_ones, jobs, strict=True):
                 theirs = [next(found) for _ in some]
                 candidate.record(theirs)
+                failed = next((one.failures[0] for one in theirs if one.explanation is None), None)
+                if failed is not None:
+                    why = f"the model randomisation test could not be run: {failed.message}"
+                    candidate.posthoc = replace(candidate.posthoc, refused=why)
+                    candidate.dropped = f"after {self.samples} samples: {why}"
+                    continue
                 own = sample_scores([candidate.done[number]], [stop - start], metrics)
                 candidate.randomisation.append(
                     randomisation_units(own, pairs, theirs, sizes, list(metrics), rules.grid)

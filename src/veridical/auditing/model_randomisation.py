@@ -132,15 +132,22 @@ def _factor(task: Task, module: nn.Module) -> float:
 
 
 def _degenerate(task: Task, module: nn.Module) -> str:
-    """Why a copy cannot tell maps apart: masks hardly move its answer."""
+    """Why a copy cannot tell maps apart: it answers as the model does, or masks hardly move its answer."""
     there = on(task, module)
-    moved = there.uncounted(lambda: difference_from_empty(there, Key(0) / "swap"))
-    size = there.outputs.abs().amax().double()
-    step = grid_step(task.predictor.rounding or there.outputs.dtype) * size
-    still = float((moved.abs() <= STEPS * step).double().mean())
-    if still <= SHARE:
-        return ""
-    return f"masking everything leaves the answer of a copy where it was in {still:.0%} of the samples"
+    step = grid_step(task.predictor.rounding or there.outputs.dtype)
+
+    def still(moved: Tensor) -> float:
+        size = there.outputs.abs().amax().double()
+        return float((moved.abs() <= STEPS * step * size).double().mean())
+
+    if there.outputs.shape == task.outputs.shape:
+        same = still((there.outputs - task.outputs).double().abs().amax(-1))
+        if same > SHARE:
+            return f"a copy answers as the model does in {same:.0%} of the samples"
+    empty = still(there.uncounted(lambda: difference_from_empty(there, Key(0) / "swap")))
+    if empty > SHARE:
+        return f"masking everything leaves the answer of a copy where it was in {empty:.0%} of the samples"
+    return ""
 
 
 def on(task: Task, module: nn.Module, factor: float = 1.0) -> Task:

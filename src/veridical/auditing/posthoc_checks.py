@@ -58,6 +58,11 @@ class PosthocChecks:
     again: float = math.nan
     """How alike they are when the same model is asked again, where those of the copy are not."""
 
+    @property
+    def conclusive(self) -> bool:
+        """Whether more samples would not change that it is refused."""
+        return bool(self.refused) and (self.perturbed_copy < MIN_AGREEMENT or self.alike > ALIKE)
+
 
 def likeness(first: Tensor, other: Tensor, where: Tensor | None = None) -> Tensor:
     """The correlation of maps (N,): 1 for two without spread, 0 for one without and one with."""
@@ -79,10 +84,12 @@ def agreement(first: Tensor, other: Tensor, where: Tensor | None = None) -> Tens
 def same_target(task: Task) -> tuple[Tensor, Tensor]:
     """Samples that share their class with another, and for each the next one of its class.
 
-    None where features of one sample are not those of another: words of texts, segments of photos.
+    None where features of one sample are not those of another, such as words of texts or segments of photos,
+    nor where there are fewer than three: two values always correlate with 1 or -1.
     """
     rows = torch.arange(len(task), device=task.device)
-    if task.head == "generation" or task.space.valid is not None or task.space.per_sample:
+    unlike = task.space.valid is not None or task.space.per_sample or task.space.n_features < 3
+    if task.head == "generation" or unlike:
         return rows[:0], rows[:0]
     groups = [(task.targets == target).nonzero()[:, 0] for target in task.targets.unique()]
     pairs = [(group, group.roll(-1)) for group in groups if len(group) > 1]
@@ -170,9 +177,7 @@ def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
         if refused and found.alike > ALIKE and _rightly(elimination, made):
             refused = reason(found, rightly=True)
         candidate.posthoc = replace(found, refused=refused)
-        if refused and (
-            found.perturbed_copy < MIN_AGREEMENT or found.alike > ALIKE
-        ):  # more samples would not change it
+        if candidate.posthoc.conclusive:
             candidate.dropped = f"after {elimination.samples} samples: {refused}"
 
 

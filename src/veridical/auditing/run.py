@@ -24,7 +24,7 @@ from veridical.auditing.description import (
     reliability_of,
     standings_of,
 )
-from veridical.auditing.effort import Effort, effort_of, in_drawn_order
+from veridical.auditing.effort import Effort, effort_of, first_of_each, in_drawn_order
 from veridical.auditing.elimination import (
     STOP_AFTER,
     Candidate,
@@ -146,8 +146,11 @@ def audit(
     # who names explainers wants them, whatever they cost
     rows = plan.budget if explainers is None or budget is not None else 10**18
     methods_of_concepts = None if concepts is None else entries(concepts)
-    task = in_drawn_order(whole, plan.samples, seed)
+    distinct = whole[first_of_each(whole)]
+    task = in_drawn_order(distinct, plan.samples, seed)
     clock, notes = _Clock(task), list[str]()
+    if len(distinct) < len(whole):
+        notes.append(f"{len(whole) - len(distinct)} samples repeat others and were left out.")
     wanted = choose_criteria(criteria)
     with clock("checks"):
         checks = check(task, whole, plan, seed)

@@ -15,6 +15,7 @@ WORDS = {
     "input_magnitude": "the size of the input",
     "sobel": "edges",
 }
+CRITERIA = {"removal": "when features are removed", "truth": "at finding what is known to matter"}
 QUESTIONS = {
     "removal": "Do the features it names matter to this model?",
     "randomisation": "Does it explain this model and not another?",
@@ -49,10 +50,16 @@ def _choice(verdict: Verdict) -> Iterator[str]:
         return
     best = verdict.best
     if best is None:
-        yield (
-            "No method is trusted on this model: none is shown to beat every control under every "
-            "criterion. Do not use any of these explanations as evidence."
+        none = (
+            "No method is trusted on this model: none is shown to beat every control under every criterion."
         )
+        undecided = [place.explainer for place in verdict.ranking if place.status == "not decided"]
+        if undecided:
+            yield f"{none} {joined(undecided)} {'is' if len(undecided) == 1 else 'are'} not decided."
+        elif all(place.fails for place in verdict.ranking):
+            yield f"{none} Do not use any of these explanations as evidence."
+        else:
+            yield none
         return
     place = verdict[best]
     how = "Use" if not place.provisional else "Use, provisionally,"
@@ -107,33 +114,44 @@ def _not_tried(skipped: Mapping[str, str]) -> Iterator[str]:
 
 
 def _distrust(verdict: Verdict) -> Iterator[str]:
-    if verdict.why_none or verdict.best is None:
+    if verdict.why_none:
         return
-    by_reason: dict[str, list[str]] = {}
+    openings = {"not trusted": "Do not trust", "failed": "No map of", "not decided": "Not decided for"}
+    by_reason: dict[tuple[str, str], list[str]] = {}
     for place in verdict.ranking:
-        if not place.trusted:
-            by_reason.setdefault(reason_of(place), []).append(place.explainer)
-    for reason, names in by_reason.items():
-        yield f"Do not trust {joined(names)}: {reason}."
+        if place.status in openings:
+            by_reason.setdefault((openings[place.status], reason_of(place)), []).append(place.explainer)
+    for (opening, reason), names in by_reason.items():
+        yield f"{opening} {joined(names)}: {reason}."
 
 
 def reason_of(place: Place) -> str:
-    """Why a method is not trusted, by the first criterion it fails."""
+    """Why a method is not trusted, by the first criterion that it fails or that is open."""
     if not place.samples:
         return place.dropped or "it has no map"
-    failed = place.not_passed
-    for line in ("removal", "truth"):
-        here = [test for test in failed if test.criterion == line]
+    shown = [test for test in place.not_passed if test.lost] if place.fails else list(place.not_passed)
+    for criterion, what in CRITERIA.items():
+        here = [test for test in shown if test.criterion == criterion]
+        if here and place.fails:
+            return f"no better than {joined([in_words(test.rival) for test in here])} {what}"
         if here:
-            names = joined([in_words(test.rival) for test in here])
-            what = "when features are removed" if line == "removal" else "at finding what is known to matter"
-            return f"no better than {names} {what}"
-    halves = [test for test in failed if test.criterion == "randomisation"]
-    if halves:
-        return randomisation_reason(halves)
+            won = joined([f"{test.rate:.0%} against {in_words(test.rival)}" for test in here])
+            return f"of {here[0].samples} samples it wins {won} {what}, too few to tell"
     if place.posthoc.refused:
         return place.posthoc.refused
-    return "the evidence does not hold up for so many methods tried at once"
+    halves = [test for test in shown if test.criterion == "randomisation"]
+    if halves and place.fails:
+        return randomisation_reason(halves)
+    if halves and not halves[0].samples:
+        return "it was not set against other models"
+    if halves:
+        worst = min(halves, key=lambda test: test.rate)
+        where = "fits this model better than another" if worst.rival in HERE else "follows another model"
+        return f"its map {where} in {worst.rate:.0%} of {worst.samples} samples, too few to tell"
+    return (
+        "it passes each test by itself, but not after correction for all methods tried "
+        f"(p = {place.p_holm:.2f}); more samples or fewer methods would tell"
+    )
 
 
 def randomisation_reason(halves: Sequence[Test]) -> str:

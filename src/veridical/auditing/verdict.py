@@ -100,7 +100,16 @@ class Place:
             return "control"
         if self.trusted:
             return "provisional" if self.provisional else "trusted"
-        return "failed" if not self.samples else "not trusted"
+        if not self.samples:
+            return "failed"
+        if not self.tests:
+            return "no verdict"
+        return "not trusted" if self.fails else "not decided"
+
+    @property
+    def fails(self) -> bool:
+        """Whether anything is shown against it: a lost test, or other maps for nearly the same weights."""
+        return any(test.lost for test in self.all_tests) or self.posthoc.conclusive
 
     @property
     def all_tests(self) -> tuple[Test, ...]:
@@ -203,12 +212,12 @@ def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdic
     rules, entries = known.rules, known.entries
     samples = max((entry.removal.samples for entry in entries.values()), default=0)
     why = ""
-    if not rules.controls:
-        why = "no control was scored, so nothing tells whether a method is better than chance"
-    if not why and not rules.admissible:
-        why = "no metric sees the damage that was planted on known maps, so nothing tells maps apart"
-    if not why and samples < MIN_SAMPLES:
+    if samples < MIN_SAMPLES:
         why = f"{samples} samples are too few; give at least {MIN_SAMPLES}, better 64"
+    elif not rules.controls:
+        why = "no control was scored, so nothing tells whether a method is better than chance"
+    elif not rules.admissible:
+        why = "no metric sees the damage that was planted on known maps, so nothing tells maps apart"
     tests = {label: () if why else rules.tests(entry) for label, entry in entries.items()}
     p = {label: largest_p(found) for label, found in tests.items()}
     adjusted = corrected(p)

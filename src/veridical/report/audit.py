@@ -135,7 +135,7 @@ def _verdict(audit: Audit) -> dict[str, Any]:
 
 
 def _tone(said: str) -> str:
-    if said.startswith(("Do not trust", "Not decided", "Not tried", "Trust is provisional")):
+    if said.startswith(("Do not trust", "Not decided", "No map of", "Not tried", "Trust is provisional")):
         return "warning"
     return "aside" if "is not admissible here" in said else "plain"
 
