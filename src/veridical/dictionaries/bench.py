@@ -15,7 +15,7 @@ from veridical.concepts.dictionary import Dictionary
 from veridical.concepts.dictionary_training import Recipe, Stream
 from veridical.concepts.splitting import Split, at_layer, split
 from veridical.core.key import Key, permutation
-from veridical.dictionaries.planted import Superposition
+from veridical.dictionaries.planted import Superposition, chance_mcc, truth_scores
 from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.gef import GEF
 from veridical.gef.codes import End, layer_activations
@@ -152,14 +152,15 @@ class Bench:
     """Seed of the parts and of GEF's draws."""
     trained: dict[tuple[Recipe, Key], Dictionary] = field(default_factory=dict, repr=False)
     """Dictionaries trained on the train rows, since several others begin with them."""
+    chances: dict[int, float] = field(default_factory=dict, repr=False)
+    """The MCC of as many random atoms."""
 
     def __post_init__(self) -> None:
         if len(self.task) < 2 * self.parts:
             raise InputError(f"{len(self.task)} samples are too few for {self.parts} parts")
-        for name, rows in (("train_labels", len(self.train)), ("labels", None)):
-            given = getattr(self, name)
-            if given is not None and rows is not None and len(given) != rows:
-                raise ShapeError(f"{name} has {len(given)} rows for {rows} activations")
+        labels = self.train_labels
+        if labels is not None and len(labels) != len(self.train):
+            raise ShapeError(f"train_labels has {len(labels)} rows for {len(self.train)} activations")
 
     @classmethod
     def planted(
@@ -281,6 +282,18 @@ class Subject:
         if head != "multiclass":
             raise NotApplicableError(f"loss and KL need classes; the task's head is {head}")
         return spliced_outputs(self.bench, lambda rows: self.dictionary.decode(self.dictionary.encode(rows)))
+
+    @cached_property
+    def truth(self) -> dict[str, float]:
+        """What is known of the dictionary where features were planted; nothing elsewhere."""
+        planted, bench = self.bench.truth, self.bench
+        if planted is None:
+            return {}
+        atoms = self.dictionary.decoder
+        if len(atoms) not in bench.chances:
+            bench.chances[len(atoms)] = chance_mcc(len(atoms), planted.directions)
+        fires = bench.task.inputs > 0
+        return truth_scores(atoms, self.codes, planted.directions, fires, bench.chances[len(atoms)])
 
     def _codes(self, rows: Tensor) -> Tensor:
         return torch.cat([self.dictionary.encode(part) for part in rows.split(8192)])

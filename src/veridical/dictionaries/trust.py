@@ -11,19 +11,22 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from veridical.concepts.dictionary_training import Recipe, TopK
+from veridical.core.files import write_file
 from veridical.core.key import Key, integers
 from veridical.core.progress import track
 from veridical.dictionaries.bench import Bench, Subject
 from veridical.dictionaries.controls import RANDOM, Maker, family
-from veridical.dictionaries.measures import MEASURES, Measure
-from veridical.dictionaries.planted import Superposition, chance_mcc, truth_scores
+from veridical.dictionaries.measures import MEASURES
+from veridical.dictionaries.planted import Superposition
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.functional import spearman
 from veridical.values.scores import Direction
+from veridical.values.tables import write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,7 +180,7 @@ class Trust:
 
         rows = [self.row(metric) for metric in self.values]
         order = {"use": 0, "separates only": 1, "follows truth only": 2, "not decided": 3, "do not use": 4}
-        rows.sort(key=lambda row: (order.get(row["verdict"], 9), -_or(row["rank with truth"], -2)))
+        rows.sort(key=lambda row: (order[row["verdict"]], -np.nan_to_num(row["rank with truth"], nan=-2)))
         return pd.DataFrame(rows)
 
     def to_frame(self) -> pd.DataFrame:
@@ -203,19 +206,13 @@ class Trust:
 
     def save(self, folder: str | Path) -> Path:
         """Write the table, the means, all readings (.csv) and the settings (.json)."""
-        from veridical.core.files import write_file
-        from veridical.values.tables import write_csv
-
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        write_csv(self.table, place / "trust.csv")
-        write_csv(self.means().reset_index(names="entry"), place / "means.csv")
-        write_csv(self.to_frame(), place / "readings.csv")
-        write_file(
-            place / "about.json",
-            json.dumps({**self.about, "refused": dict(self.refused)}, indent=1),
-            private=False,
-        )
+        means = self.means().reset_index(names="entry")
+        for name, frame in (("trust", self.table), ("means", means), ("readings", self.to_frame())):
+            write_csv(frame, place / f"{name}.csv")
+        about = json.dumps({**self.about, "refused": dict(self.refused)}, indent=1)
+        write_file(place / "about.json", about, private=False)
         return place
 
     def __repr__(self) -> str:
@@ -242,10 +239,6 @@ def verdict(row: Mapping[str, Any], truth: bool) -> str:
 def _largest(values: list[float]) -> float:
     """The largest, NaN where one is: a control that was not judged is not beaten."""
     return math.nan if not values or any(math.isnan(v) for v in values) else max(values)
-
-
-def _or(value: float, otherwise: float) -> float:
-    return otherwise if math.isnan(value) else value
 
 
 def judge(
@@ -302,74 +295,46 @@ def judge(
     if recipe is None:
         planted = bench.truth
         recipe = TopK(512) if planted is None else TopK(planted.features, 1500, 256, 5e-3, active=4)
-    chosen = _chosen(measures)
+    for named in measures or ():
+        if named not in MEASURES:
+            raise unknown_name("dictionary metric", named, MEASURES)
+    chosen = [MEASURES[named] for named in (MEASURES if measures is None else measures)]
     makers = dict(family(recipe, bench) if entries is None else entries)
     if "trained" not in makers:
         raise InputError(
             f"one of the entries is 'trained', the dictionary in question; got {', '.join(makers)}"
         )
-    readings = _Readings(bench, chosen)
     keys = [Key(seed) / "dictionaries" / number for number in range(seeds)]
+    values: dict[str, dict[str, list[Tensor]]] = {measure.name: {} for measure in chosen}
+    truth: dict[str, dict[str, list[float]]] = {}
+    refused: dict[str, str] = {}
     for name, maker in track(list(makers.items()), "judging dictionaries", progress):
         made = [maker(bench, recipe, key) for key in keys]
         if name == "trained" and all(torch.equal(one.encoder, made[0].encoder) for one in made):
             made = made[:1]  # a dictionary that was loaded: copies of it are no seeds
         for number, one in enumerate(made):
-            readings.read(name, Subject(one, bench, made[number - 1] if len(made) > 1 else None))
-    return readings.result(tuple(makers), recipe, seeds)
-
-
-def _chosen(names: Sequence[str] | None) -> list[Measure]:
-    for name in names or ():
-        if name not in MEASURES:
-            raise unknown_name("dictionary metric", name, MEASURES)
-    return list(MEASURES.values()) if names is None else [MEASURES[name] for name in names]
-
-
-class _Readings:
-    """Values of every metric by entry, one row of parts per dictionary."""
-
-    def __init__(self, bench: Bench, measures: list[Measure]) -> None:
-        self.bench, self.measures = bench, measures
-        self.values: dict[str, dict[str, list[Tensor]]] = {m.name: {} for m in measures}
-        self.truth: dict[str, dict[str, list[float]]] = {}
-        self.refused: dict[str, str] = {}
-        self.chances: dict[int, float] = {}
-
-    def read(self, entry: str, subject: Subject) -> None:
-        """Evaluate every metric on a dictionary; one that does not apply says so once."""
-        for measure in self.measures:
-            if measure.name in self.refused:
-                continue
-            try:
-                value = measure.evaluate(subject).cpu()
-            except NotApplicableError as error:
-                self.refused[measure.name] = str(error)
-                continue
-            self.values[measure.name].setdefault(entry, []).append(value)
-        planted = self.bench.truth
-        if planted is None:
-            return
-        width = len(subject.dictionary.decoder)
-        chance = self.chances.setdefault(width, 0.0) or chance_mcc(width, planted.directions)
-        self.chances[width] = chance
-        fires = self.bench.task.inputs > 0
-        found = truth_scores(subject.dictionary.decoder, subject.codes, planted.directions, fires, chance)
-        for name, known in found.items():
-            self.truth.setdefault(name, {}).setdefault(entry, []).append(known)
-
-    def result(self, entries: tuple[str, ...], recipe: Recipe, seeds: int) -> Trust:
-        """Everything that was read, as tensors."""
-        kept = {m.name: m for m in self.measures if m.name not in self.refused}
-        values: dict[str, dict[str, Tensor]] = {
-            name: {entry: torch.stack(rows) for entry, rows in self.values[name].items()} for name in kept
-        }
-        truth: dict[str, dict[str, Tensor]] = {
-            name: {entry: torch.tensor(rows, dtype=torch.float64) for entry, rows in each.items()}
-            for name, each in self.truth.items()
-        }
-        about: dict[str, Any] = {"recipe": recipe.to_json(), "seeds": seeds, "layer": self.bench.layer}
-        if self.bench.truth is not None:
-            about["planted"] = self.bench.truth.to_json()
-        directions = {name: m.direction for name, m in kept.items()}
-        return Trust(values, truth, directions, entries, dict(self.refused), about)
+            subject = Subject(one, bench, made[number - 1] if len(made) > 1 else None)
+            for measure in (m for m in chosen if m.name not in refused):
+                try:
+                    read = measure.evaluate(subject).cpu()
+                except NotApplicableError as error:
+                    refused[measure.name] = str(error)
+                else:
+                    values[measure.name].setdefault(name, []).append(read)
+            for known, score in subject.truth.items():
+                truth.setdefault(known, {}).setdefault(name, []).append(score)
+    about: dict[str, Any] = {"recipe": recipe.to_json(), "seeds": seeds, "layer": bench.layer}
+    if bench.truth is not None:
+        about["planted"] = bench.truth.to_json()
+    kept = [measure for measure in chosen if measure.name not in refused]
+    return Trust(
+        {m.name: {entry: torch.stack(read) for entry, read in values[m.name].items()} for m in kept},
+        {
+            known: {entry: torch.tensor(scores, dtype=torch.float64) for entry, scores in each.items()}
+            for known, each in truth.items()
+        },
+        {m.name: m.direction for m in kept},
+        tuple(makers),
+        refused,
+        about,
+    )
