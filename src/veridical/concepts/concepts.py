@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -73,6 +73,13 @@ def dual(vectors: Tensor) -> Tensor:
 Reading = Literal["project", "coordinates", "nonnegative"]
 
 
+def read_by(reading: Reading, vectors: Tensor, centre: Tensor | None = None) -> Projection:
+    """What reads concepts along these vectors (G, K, D)."""
+    if reading == "nonnegative":
+        return NonNegative(vectors)
+    return Linear(vectors if reading == "project" else dual(vectors), centre)
+
+
 @dataclass(frozen=True, eq=False)
 class Concepts:
     """What a concept method found.
@@ -94,9 +101,8 @@ class Concepts:
     subspaces: Tensor | None = None
 
     def __post_init__(self) -> None:
-        groups, count, _ = self.vectors.shape
-        outputs = len(self.importances)
-        if groups not in (1, outputs) or self.importances.shape[1] != count:
+        groups, outputs = len(self.vectors), len(self.importances)
+        if groups not in (1, outputs) or self.importances.shape[1] != self.vectors.shape[1]:
             raise ShapeError(
                 f"vectors {tuple(self.vectors.shape)} and importances {tuple(self.importances.shape)} do not "
                 "belong together; expected (outputs or 1, concepts, dimensions) and (outputs, concepts)"
@@ -104,11 +110,7 @@ class Concepts:
 
     @classmethod
     def of(
-        cls,
-        vectors: Tensor,
-        importances: Tensor,
-        reading: Reading = "project",
-        method: str = "given",
+        cls, vectors: Tensor, importances: Tensor, reading: Reading = "project", method: str = "given"
     ) -> Concepts:
         """An explanation of your own: vectors (C, K, D), or (K, D) shared by all outputs, importances (C, K).
 
@@ -123,18 +125,15 @@ class Concepts:
                 f"vectors are (outputs, concepts, dimensions) and importances (outputs, concepts); got "
                 f"{tuple(vectors.shape)} and {tuple(importances.shape)}"
             )
+        if reading not in get_args(Reading):
+            raise InputError(f"reading is {', '.join(get_args(Reading))}; got {reading!r}")
         _check_vectors(vectors, reading)
-        projections: dict[str, Projection] = {
-            "project": Linear(vectors),
-            "nonnegative": NonNegative(vectors),
-        }
-        if reading not in ("project", "coordinates", "nonnegative"):
-            raise InputError(f"reading is project, coordinates or nonnegative; got {reading!r}")
-        projection = Linear(dual(vectors)) if reading == "coordinates" else projections[reading]
-        return cls(method, vectors, importances, projection, importances.new_zeros(len(importances)))
+        nothing = importances.new_zeros(len(importances))
+        return cls(method, vectors, importances, read_by(reading, vectors), nothing)
 
     @property
     def n_outputs(self) -> int:
+        """How many outputs are explained."""
         return len(self.importances)
 
     @property
@@ -231,23 +230,14 @@ def _check_vectors(vectors: Tensor, reading: Reading) -> None:
     zero = (lengths == 0).nonzero()
     if len(zero):
         output, concept = zero[0].tolist()
-        raise InputError(
-            f"concept {concept} of output {output} is a zero vector ({len(zero)} in all); leave it out or "
-            "give its direction"
-        )
+        raise InputError(f"concept {concept} of output {output} is a zero vector ({len(zero)} in all)")
     if vectors.shape[1] > vectors.shape[2]:
-        warnings.warn(
-            f"{vectors.shape[1]} concepts in {vectors.shape[2]} dimensions: more than can be told apart",
-            VeridicalWarning,
-            stacklevel=3,
-        )
+        told = f"{vectors.shape[1]} concepts in {vectors.shape[2]} dimensions: more than can be told apart"
+        warnings.warn(told, VeridicalWarning, stacklevel=3)
     unit = vectors / lengths[..., None]
-    alike = (unit @ unit.mT).triu(1) > 1 - 1e-9
-    if bool(alike.any()) and reading == "project":
-        output, first, second = alike.nonzero()[0].tolist()
-        warnings.warn(
-            f"concepts {first} and {second} of output {output} are the same direction, which 'project' "
-            "counts twice; reading='coordinates' shares it between them",
-            VeridicalWarning,
-            stacklevel=3,
-        )
+    alike = ((unit @ unit.mT).triu(1) > 1 - 1e-9).nonzero()
+    if len(alike) and reading == "project":
+        output, first, second = alike[0].tolist()
+        told = f"concepts {first} and {second} of output {output} are the same direction, which 'project' "
+        told += "counts twice; reading='coordinates' shares it between them"
+        warnings.warn(told, VeridicalWarning, stacklevel=3)

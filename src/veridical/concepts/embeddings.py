@@ -17,6 +17,8 @@ def real(values: Any, what: str) -> Tensor:
     given = torch.as_tensor(values).detach()
     if given.is_complex():
         raise InputError(f"{what} are complex numbers; expected real ones")
+    if not bool(torch.isfinite(given).all()):
+        raise InputError(f"{what} have NaN or infinite values")
     return given
 
 
@@ -39,18 +41,14 @@ class Head:
     def __post_init__(self) -> None:
         weight, bias = (real(given, "a head's weights").double() for given in (self.weight, self.bias))
         if weight.dim() != 2 or not weight.numel() or tuple(bias.shape) != (len(weight),):
-            raise ShapeError(
-                "a head has weights (outputs, dimensions) and one bias per output; got "
-                f"{tuple(weight.shape)} and {tuple(bias.shape)}"
-            )
-        if not bool(torch.isfinite(weight).all() & torch.isfinite(bias).all()):
-            raise InputError("the head has NaN or infinite weights")
+            shapes = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
+            raise ShapeError(f"a head has weights (outputs, dimensions) and a bias per output; got {shapes}")
         if self.kind not in get_args(HeadKind):
             raise unknown_name("kind of head", self.kind, get_args(HeadKind))
         if self.classifies and (len(weight) < 2 or (self.kind == "binary" and len(weight) > 2)):
             raise InputError(
-                f"a {self.kind} head cannot have {len(weight)} outputs: several compete in 'multiclass', the "
-                "columns (-z, z) of one logit z in 'binary'; a single number is 'regression'"
+                f"a {self.kind} head cannot have {len(weight)} outputs: several compete in 'multiclass', "
+                "(-z, z) of one logit z in 'binary'; a single number is 'regression'"
             )
         object.__setattr__(self, "weight", weight)
         object.__setattr__(self, "bias", bias)
@@ -120,32 +118,24 @@ class Embeddings:
         for name in ("values", "outputs", "ids", "labels", "seen"):
             given = getattr(self, name)
             if given is not None:
-                object.__setattr__(self, name, real(given, name))
-        if self.values.dim() not in (2, 3) or not len(self.values):
-            raise ShapeError(
-                f"embeddings have shape {tuple(self.values.shape)}; expected (samples, dimensions) or "
-                "(samples, positions, dimensions), and at least one sample"
-            )
+                object.__setattr__(self, name, real(given, "embeddings" if name == "values" else name))
+        count, shape = len(self.values), tuple(self.values.shape)
+        if self.values.dim() not in (2, 3) or not count:
+            raise ShapeError(f"embeddings are (samples, [positions,] dimensions), at least one; got {shape}")
         if not self.values.is_floating_point():
             object.__setattr__(self, "values", self.values.double())
         for what, tensor in (("outputs", self.outputs), ("ids", self.ids), ("labels", self.labels)):
-            if tensor is not None and len(tensor) != len(self.values):
-                raise ShapeError(f"{len(tensor)} {what} for {len(self.values)} embeddings")
+            if tensor is not None and len(tensor) != count:
+                raise ShapeError(f"{len(tensor)} {what} for {count} embeddings")
         if self.outputs.dim() != 2:
             raise ShapeError(f"outputs have shape {tuple(self.outputs.shape)}; expected (samples, outputs)")
-        if self.seen is not None and self.seen.shape != (len(self), self.dimension):
-            raise ShapeError(
-                f"what the head sees has shape {tuple(self.seen.shape)}; expected "
-                f"{(len(self), self.dimension)}"
-            )
-        for what, tensor in (("embeddings", self.values), ("outputs", self.outputs), ("seen", self.seen)):
-            if tensor is not None and not bool(torch.isfinite(tensor).all()):
-                raise InputError(f"{what} have NaN or infinite values; leave those rows out")
+        if self.seen is not None and self.seen.shape != (count, self.dimension):
+            raise ShapeError(f"what the head sees has shape {tuple(self.seen.shape)} for embeddings {shape}")
         largest = float(torch.stack(self.values.aminmax()).abs().max())
         if largest and not _LEAST <= largest <= _MOST:
             raise InputError(
-                f"the largest value of the embeddings is {largest:.3g}, and products of such numbers cannot "
-                "be held; scale the embeddings, and the head's weights the other way"
+                f"the largest value is {largest:.3g}, and products of such numbers cannot be held; scale the "
+                "embeddings, and the head's weights the other way"
             )
 
     @classmethod
@@ -155,9 +145,7 @@ class Embeddings:
         """Embeddings given as they are; their outputs are the head's."""
         values = real(values, "embeddings")
         if values.dim() in (2, 3) and values.shape[-1] != head.dimension:
-            raise ShapeError(
-                f"embeddings have {values.shape[-1]} dimensions, the head expects {head.dimension}"
-            )
+            raise ShapeError(f"embeddings have {values.shape[-1]} dimensions, the head {head.dimension}")
         ids = torch.arange(len(values), device=values.device) if ids is None else ids
         # piece by piece: in float64 a large set would not fit beside itself
         outputs = torch.cat([head.outputs(part) for part in values.split(4096)])
@@ -169,9 +157,8 @@ class Embeddings:
     def check_outputs(self, head: Head) -> None:
         """Refuse answers of another model than the head's."""
         if self.outputs.shape[1] != head.n_outputs:
-            raise ShapeError(
-                f"embeddings come with {self.outputs.shape[1]} outputs each, the head has {head.n_outputs}"
-            )
+            own = self.outputs.shape[1]
+            raise ShapeError(f"embeddings come with {own} outputs each, the head has {head.n_outputs}")
 
     @property
     def dimension(self) -> int:

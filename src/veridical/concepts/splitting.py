@@ -287,16 +287,7 @@ def _not_linear(why: str) -> NotApplicableError:
     )
 
 
-Where = Literal["mean", "samples", "path"]
-
-
-def split(
-    task: Task,
-    layer: str | None = None,
-    first_order: bool = False,
-    read: Read | None = None,
-    at: Where = "mean",
-) -> Split:
+def split(task: Task, layer: str | None = None, first_order: bool = False, read: Read | None = None) -> Split:
     """Split a task's model before its head: the last matrix product whose input gives all outputs affinely.
 
     An `nn.Linear` (also several that read the same embedding, summed, scaled or side by side), a 1x1
@@ -312,13 +303,10 @@ def split(
         The linear layer that reads the embedding (default: found by itself), or with `first_order` any layer,
         whose output is the embedding.
     first_order
-        Expand a head that is not linear: `F = J(h0)`, `b = y(h0) - J(h0) h0`.
+        Expand a head that is not linear at the mean train embedding: `F = J(h0)`, `b = y(h0) - J(h0) h0`.
     read
         What becomes one vector of a sample where an expanded layer has positions or tokens: "mean", "first",
         "last", or "each": all in a row.
-    at
-        Where the head is expanded: at the mean train embedding, at the samples or along the path between,
-        each averaged.
 
     Returns
     -------
@@ -341,7 +329,7 @@ def split(
             f"{type(task.model).__name__} is not a torch model, so it has no layers to split at"
         )
     if first_order:
-        return expand(task, layer, read, at)
+        return expand(task, layer, read)
     refusal: NotApplicableError | None = None
     for parts in _candidates(task, layer):
         try:
@@ -461,116 +449,81 @@ def seen_of(each: Tensor, at: Split, outputs: Tensor) -> Tensor:
 
 _ROWS = 64
 """Rows over which an expansion is averaged at most, evenly spread over those at hand."""
-_ALONG = 8
-"""Points of a path, each the middle of its stretch."""
 _SAME = 1e-6
 """Share of the largest output below which outputs of one embedding are the same for all rows."""
 
 
-class _Moved(nn.Module):
-    """The model with what one layer gives moved to `base + share (h - base)`, a leaf that gradients reach."""
+def expand(task: Task, layer: str | None = None, read: Read | None = None) -> Split:
+    """Split at any layer; the head is `F h + b`, the tangent at the mean train embedding.
 
-    def __init__(self, module: nn.Module, layer: str, end: End) -> None:
-        super().__init__()
-        self.module = module
-        self.layer, self.end = layer, end
-        self.base: Tensor | None = None
-        self.share = 1.0
-        self.leaf = torch.empty(0)
-
-    def move(self, found: Tensor) -> Tensor:
-        moved = found.detach()
-        if self.base is not None:
-            moved = self.base + self.share * (moved - self.base)
-        self.leaf = moved.clone().requires_grad_(True)
-        return self.leaf.clone()  # a layer after it may work in place, which a leaf does not allow
-
-    def forward(self, *args: Any, **named: Any) -> Any:
-        with at_layer(self.module, self.layer, self.end, self.move):
-            return self.module(*args, **named)
-
-
-def expand(task: Task, layer: str | None = None, read: Read | None = None, at: Where = "mean") -> Split:
-    """Split at any layer; the head is `F h + b` with derivatives averaged over up to 64 train rows.
-
-    At the "mean" all rows have the mean embedding there and what else the network makes of them elsewhere
-    (on branches around the layer); at the "samples" each has its own; along the "path" the derivatives from
-    the one to the other are averaged, so that `F (h - h0)` is what moving there changed.
+    All rows have the mean embedding there, and what else the network makes of them elsewhere (on branches
+    around the layer): outputs and derivatives are averaged over up to 64 of them.
     """
-    if at not in ("mean", "samples", "path"):
-        raise InputError(f"a head is expanded at the 'mean', the 'samples' or along the 'path'; got {at!r}")
     calls = trace(task)[1]
     end: End = "output"
     if layer is None:
         linear = [name for name, seen in calls.items() if isinstance(seen.module, nn.Linear)]
         if not linear:
-            raise NotApplicableError(
-                "the model has no nn.Linear; name the layer whose output is the embedding"
-            )
+            raise NotApplicableError("the model has no nn.Linear; name the layer that gives the embedding")
         layer, end = linear[-1], "input"
     if layer not in calls:
         raise unknown_name("layer", layer, [name for name in calls if name])
     seen = calls[layer].input if end == "input" else calls[layer].output
     if len(seen) != min(4, len(task)):
         raise NotApplicableError(f"layer '{layer}' gives {tuple(seen.shape)}, not one output per sample")
-    read, last = _reading(seen, calls[layer].module, layer, read)
-    width = as_positions(seen, last).shape[2] if read != "each" else seen[0].numel()
-    nothing = torch.zeros(task.n_outputs, width, device=seen.device)
-    unknown = Head(nothing, nothing[:, 0], task.head, layer, exact=False)
-    parts = Split(task, unknown, layer, end, read=read, channels_last=last)
-    rows, side = (task.inputs, task.side) if task.train is None else (task.train, task.train_side)
-    mean = (parts.test() if task.train is None else parts.train()).values.double().mean(0)
-    few = torch.linspace(0, len(rows) - 1, min(_ROWS, len(rows)), device=rows.device).round().long()
-    weight, y = _derivatives(parts, rows[few], take_side(side, few), mean, at)
-    bias = y.double() - weight.double() @ mean
-    return replace(parts, head=Head(weight, bias, task.head, layer, False))
-
-
-def _reading(seen: Tensor, module: nn.Module, layer: str, read: Read | None) -> tuple[Read, bool]:
-    """What becomes one vector, and whether dimensions come last (tokens) or after the samples (maps)."""
-    if seen.dim() == 2:
-        return "vector", True
-    if read not in ("mean", "first", "last", "each"):
+    if seen.dim() > 2 and read not in ("mean", "first", "last", "each"):
         raise NotApplicableError(
             f"layer '{layer}' gives {tuple(seen.shape[1:])} per sample and an embedding is one vector; say "
             "what it is: read='mean' over positions or tokens, 'first' or 'last' of them, or 'each'"
         )
-    waves = any(isinstance(m, nn.Conv1d | nn.BatchNorm1d) for m in module.modules())
-    return read, seen.dim() == 3 and not waves
+    # dimensions come after the samples in maps, also of one dimension, and last in tokens
+    waves = any(isinstance(m, nn.Conv1d | nn.BatchNorm1d) for m in calls[layer].module.modules())
+    last = seen.dim() == 2 or (seen.dim() == 3 and not waves)
+    how: Read = "vector" if seen.dim() == 2 or read is None else read
+    width = as_positions(seen, last).shape[2] if how != "each" else seen[0].numel()
+    nothing = torch.zeros(task.n_outputs, width, device=seen.device)
+    unknown = Head(nothing, nothing[:, 0], task.head, layer, exact=False)
+    parts = Split(task, unknown, layer, end, read=how, channels_last=last)
+    rows, side = (task.inputs, task.side) if task.train is None else (task.train, task.train_side)
+    mean = (parts.test() if task.train is None else parts.train()).values.double().mean(0)
+    few = torch.linspace(0, len(rows) - 1, min(_ROWS, len(rows)), device=rows.device).round().long()
+    weight, y = _tangent(parts, rows[few], take_side(side, few), mean)
+    return replace(parts, head=Head(weight, y.double() - weight @ mean, task.head, layer, False))
 
 
-def _derivatives(parts: Split, rows: Tensor, side: Side, mean: Tensor, where: Where) -> tuple[Tensor, Tensor]:
-    """F (C, D) and the mean output that it is laid through, averaged over the rows and the points."""
-    task = parts.task
-    view = _Moved(task.predictor.model, parts.layer, parts.end)
-    predictor = task.predictor.with_model(view)
-    pieces = torch.arange(len(rows), device=rows.device).split(max(1, min(predictor.rows, _ROWS)))
-    with predictor.session(grad=True) as model:
+def _tangent(parts: Split, rows: Tensor, side: Side, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """F (C, D) and the output that it is laid through, averaged over the rows."""
+    task, base = parts.task, mean
+    model, found = task.predictor.model, torch.zeros_like(parts.head.weight)
+    pieces = torch.arange(len(rows), device=rows.device).split(max(1, min(task.predictor.rows, _ROWS)))
+    with task.predictor.session(grad=True) as view:
 
-        def outputs_at(i: Tensor, base: Tensor | None, share: float) -> Tensor:
-            view.base, view.share = base, share
-            return call(model, rows[i], take_side(side, i))
+        def run(i: Tensor, change: Callable[[Tensor], Tensor | None]) -> Tensor:
+            with at_layer(model, parts.layer, parts.end, change):
+                return call(view, rows[i], take_side(side, i))
 
-        own = [(outputs_at(i, None, 1.0).detach(), view.leaf.detach()) for i in pieces]
-        # of a map the mean is that of these rows: of all of them it might not fit
-        leaves = torch.cat([leaf for _, leaf in own])
-        base = leaves.mean(0) if leaves.dim() > 2 else mean.to(leaves)
-        y = torch.cat([outputs for outputs, _ in own]).mean(0)
-        if where == "mean":
-            held = torch.cat([outputs_at(i, base, 0.0).detach() for i in pieces])
-            y = held.mean(0)
-            if bool(((held - y).abs() <= _SAME * held.abs().max()).all()):
-                pieces = (pieces[0][:1],)  # no branch leads around the layer: one row tells all
-        shares = {"mean": [0.0], "samples": [1.0]}.get(where, [(i + 0.5) / _ALONG for i in range(_ALONG)])
-        found = torch.zeros_like(parts.head.weight)
-        for share in shares:
+        if parts.read != "vector":
+            # of a map the mean is that of these rows: of all of them it might not fit
+            seen: list[Tensor] = []
             for i in pieces:
-                outputs = outputs_at(i, base, share)
-                for c in range(task.n_outputs):
-                    keep = c < task.n_outputs - 1
-                    slope = torch.autograd.grad(outputs[:, c].sum(), view.leaf, retain_graph=keep)[0]
-                    each = as_positions(slope, parts.channels_last)
-                    # of a mean, the derivative is that of moving all positions together
-                    moved = each.sum(1) if parts.read == "mean" else seen_of(each, parts, each)
-                    found[c] += moved.double().sum(0)
-    return found / (len(shares) * sum(len(i) for i in pieces)), y
+                run(i, lambda h: seen.append(h.detach()))
+            base = torch.cat(seen).mean(0)
+        held = torch.cat([run(i, lambda h: base.to(h).expand_as(h).clone()).detach() for i in pieces])
+        y = held.mean(0)
+        if bool(((held - y).abs() <= _SAME * held.abs().max()).all()):
+            pieces = (pieces[0][:1],)  # no branch leads around the layer: one row tells all
+        for i in pieces:
+            leaves: list[Tensor] = []
+
+            def as_leaf(h: Tensor, leaves: list[Tensor] = leaves) -> Tensor:
+                leaves.append(base.to(h).expand_as(h).clone().requires_grad_(True))
+                return leaves[-1].clone()  # a layer after it may work in place, which a leaf does not allow
+
+            outputs = run(i, as_leaf)
+            for c in range(task.n_outputs):
+                slope = torch.autograd.grad(outputs[:, c].sum(), leaves[-1], retain_graph=True)[0]
+                each = as_positions(slope, parts.channels_last)
+                # of a mean, the derivative is that of moving all positions together
+                moved = each.sum(1) if parts.read == "mean" else seen_of(each, parts, each)
+                found[c] += moved.double().sum(0)
+    return found / sum(len(i) for i in pieces), y

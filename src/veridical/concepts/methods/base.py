@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from veridical.concepts.concepts import Concepts, Linear, NonNegative, Projection, dual
+from veridical.concepts.concepts import Concepts, Reading, read_by
 from veridical.concepts.embeddings import Embeddings, Head, Kind
 from veridical.core.allowed import Count
 from veridical.core.key import Key, as_key
@@ -50,7 +50,7 @@ class ConceptMethod(Settings):
     """Whether embeddings must not be negative."""
     overcomplete: ClassVar[bool] = False
     """Whether more concepts than dimensions make sense: clusters and atoms, but not directions of a basis."""
-    reading: ClassVar[str] = "coordinates"
+    reading: ClassVar[Reading] = "coordinates"
     """How concepts are read: `h . v`, coordinates in V, or non-negative ones."""
 
     def find(self, rows: Tensor, weight: Tensor, key: Key) -> ConceptVectors:
@@ -89,25 +89,20 @@ class ConceptMethod(Settings):
 
 def check_embeddings(method: ConceptMethod, embeddings: Embeddings, head: Head, nonnegative: bool) -> None:
     """Refuse what no fit could use, and rows of another kind than the method finds its concepts in."""
-    if embeddings.kind is not None and embeddings.kind != method.fits_on and method.fits_on != "pooled":
+    width, count = head.dimension, method.n_concepts
+    if embeddings.kind not in (None, method.fits_on) and method.fits_on != "pooled":
         raise NotApplicableError(needed(method, f"these are embeddings of kind '{embeddings.kind}'"))
-    if embeddings.dimension != head.dimension:
-        raise ShapeError(
-            f"embeddings have {embeddings.dimension} dimensions, the head expects {head.dimension}"
-        )
+    if embeddings.dimension != width:
+        raise ShapeError(f"embeddings have {embeddings.dimension} dimensions, the head expects {width}")
     embeddings.check_outputs(head)
     if not bool(embeddings.values.any()):
         raise InputError("all embeddings are zero: there is nothing to find concepts in")
-    if method.n_concepts > head.dimension and not method.overcomplete:
-        raise InputError(
-            f"{method.n_concepts} concepts were asked for in {head.dimension} dimensions, which hold at most "
-            f"{head.dimension} directions; lower n_concepts"
-        )
+    if count > width and not method.overcomplete:
+        raise InputError(f"{count} concepts in {width} dimensions, which hold {width} directions at most")
     if nonnegative and bool((embeddings.values < 0).any()):
-        least = float(embeddings.values.min())
         raise NotApplicableError(
             f"{method.name} factorises into non-negative parts and these embeddings have negative values "
-            f"(down to {least:.3g}); {SIGNED_METHODS} apply"
+            f"(down to {float(embeddings.values.min()):.3g}); {SIGNED_METHODS} apply"
         )
 
 
@@ -137,9 +132,8 @@ def refuse_if_none(none: bool, wanted: int, rows: int) -> None:
     """All outputs without concepts is a mistake, not a result."""
     if none:
         raise InputError(
-            f"no output has the {wanted} samples that {wanted} concepts need ({rows} embeddings in all), or "
-            "they are zero or too small for this method to find anything in; give more train rows, lower "
-            "n_concepts, scale the embeddings, or use shared=True"
+            f"no output has {wanted} samples for {wanted} concepts ({rows} embeddings in all), or nothing is "
+            "found in them; give more train rows, lower n_concepts, scale the embeddings, or shared=True"
         )
 
 
@@ -147,7 +141,7 @@ def assemble(
     name: str,
     found: list[ConceptVectors] | list[ConceptVectors | None],
     head: Head,
-    reading: str,
+    reading: Reading,
     flags: dict[int, str],
     shared: bool = False,
 ) -> Concepts:
@@ -167,11 +161,7 @@ def assemble(
     given = None if shared else laid("importances", nothing[:, 0])
     subspaces = laid("subspaces", nothing[:, 0])
     assert vectors is not None
-    projection: Projection
-    if reading == "nonnegative":
-        projection = NonNegative(vectors)
-    else:
-        projection = Linear(vectors if reading == "project" else dual(vectors), centre)
+    projection = read_by(reading, vectors, centre)
     if shared:
         importances = head.weight @ vectors[0].T if kept.importances is None else kept.importances
     else:
