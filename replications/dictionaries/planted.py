@@ -23,6 +23,7 @@ def one(
 ) -> tuple[str, str, float]:
     """The table and the means of one world, as CSV."""
     torch.set_num_threads(1)
+    import replications.dictionaries.effect  # noqa: F401  (joins the metrics)
     from veridical.dictionaries import BatchTopK, ReLU, Superposition, TopK, judge
 
     begin = time.perf_counter()

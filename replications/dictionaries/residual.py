@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import replications.dictionaries.effect  # noqa: F401  (joins the metrics)
 import veridical as vd
 from replications.dictionaries.smollm2 import NextToken, load
 from veridical.data.files import smollm2_file

@@ -213,34 +213,6 @@ def test_stability_is_1_with_itself_and_needs_a_sibling(bench: Bench, subject: S
         read("stability", Subject(subject.dictionary, bench))
 
 
-def test_claimed_effects_are_real_where_the_rest_is_linear(bench: Bench, subject: Subject) -> None:
-    assert torch.allclose(read("effect", subject), torch.ones(8, dtype=torch.float64), atol=1e-4)
-
-
-def test_effects_are_those_of_switching_atoms_off_one_by_one(bench: Bench, subject: Subject) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(bench.task.model.embed, nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 3)).eval()
-    task = vd.Task(net, bench.task.inputs[:64])
-    other = Subject(subject.dictionary, Bench(task, "0", bench.train, parts=2))
-    held, h = other.dictionary, bench.test[:32]
-    codes = held.encode(h)
-    asked = codes.sum(0).topk(16).indices
-    found = []
-    for row in range(32):
-        target = int(task.targets[row])
-
-        def answer(x: Tensor, target: int = target) -> Tensor:
-            return net[1:](x).detach()[target] if not x.requires_grad else net[1:](x)[target]
-
-        slope = torch.autograd.functional.jacobian(answer, h[row])
-        claims = [float(codes[row, k] * held.decoder[k] @ slope) for k in asked]
-        real = [float(answer(h[row]) - answer(h[row] - codes[row, k] * held.decoder[k])) for k in asked]
-        found.append(np.corrcoef(claims, real)[0, 1] if np.std(claims) > 0 else np.nan)
-    expected = other.bench.means(torch.tensor(found), samples=True)
-    assert torch.allclose(read("effect", other), expected, atol=1e-3)
-    assert float(expected.min()) < 0.9999
-
-
 def test_positions_that_are_skipped_stay_as_they_are() -> None:
     task = vd.tasks.load("digits")[:16]
     name = next(n for n, m in task.model.named_modules() if isinstance(m, nn.Conv2d))

@@ -117,8 +117,9 @@ class Gap:
         return self.low > 0
 
     def __str__(self) -> str:
-        open_end = "" if math.isfinite(self.low) else " [no interval: too few samples]"
-        return f"{self.mean:.3g}" + (open_end or f" [{self.low:.3g}, {self.high:.3g}]")
+        if not math.isfinite(self.low):
+            return f"{self.mean:.3g} [no interval: too few samples]"
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 def gap(larger: Tensor, smaller: Tensor, key: Key) -> Gap:
@@ -417,17 +418,15 @@ def _controls(
     train: Embeddings, test: Embeddings, head: Head, key: Key
 ) -> tuple[dict[str, Judgement], dict[str, Tensor]]:
     """The controls judged, and the errors (draws, N) of those that a method must beat."""
-    if bool((head.norms == 0).any()):  # an output without weights has no direction to take
-        flat = constant(train, head)
-        return {flat.method: judge(flat, test, head)}, {
-            flat.method: judge(flat, test, head).values["mae"][None]
+    drawn = {"Constant": [constant(train, head)]}
+    shown_too = {}
+    if bool((head.norms > 0).all()):  # an output without weights has no direction to take
+        shown_too["Perfect"] = judge(perfect(head), test, head)
+        drawn = {
+            "Rand-Imp": [random_importances(head, key, draw) for draw in range(_DRAWS)],
+            "Full-Rand": [random_concepts(head, key, draw) for draw in range(_DRAWS)],
+            **drawn,
         }
-    drawn = {
-        "Rand-Imp": [random_importances(head, key, draw) for draw in range(_DRAWS)],
-        "Full-Rand": [random_concepts(head, key, draw) for draw in range(_DRAWS)],
-        "Constant": [constant(train, head)],
-    }
-    shown_too = {"Perfect": judge(perfect(head), test, head)}
     shown_too |= {name: judge(found[0], test, head) for name, found in drawn.items()}
     errors = {
         name: torch.stack([judge(c, test, head, companions=False).values["mae"] for c in found])

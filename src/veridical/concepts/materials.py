@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_max_pool2d, conv2d, interpolate
+from torch.overrides import TorchFunctionMode
 
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.dictionary import Dictionary
@@ -70,12 +71,9 @@ def superpixels(images: Tensor, segments: int = 12) -> Tensor:
         from skimage.segmentation import slic
     except ImportError as error:
         raise missing_extra("scikit-image", "vision") from error
+    cut = partial(slic, n_segments=segments, compactness=0.1, start_label=0, channel_axis=-1)
     pictures = images.detach().cpu().double().movedim(1, -1).numpy()
-    found = [
-        slic(picture, n_segments=segments, compactness=0.1, start_label=0, channel_axis=-1)
-        for picture in pictures
-    ]
-    return torch.stack([torch.from_numpy(labels) for labels in found]).to(images.device)
+    return torch.stack([torch.from_numpy(cut(picture)) for picture in pictures]).to(images.device)
 
 
 class MaskedModel(nn.Module):
@@ -93,43 +91,31 @@ class MaskedModel(nn.Module):
 
     def forward(self, images: Tensor, mask: Tensor) -> Tensor:
         mask = mask[:, None].to(images)
-        hooks = [
-            hook
-            for layer in self.module.modules()
-            if isinstance(layer, nn.Conv2d)
-            for hook in (
-                layer.register_forward_pre_hook(partial(_cut, mask)),
-                layer.register_forward_hook(partial(_rescale, mask)),
-            )
-        ]
-        try:
+        with _Masked(mask):
             _, last = Tap(self.module, self.map_layer, "output")(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
         inside = adaptive_max_pool2d(mask, last.shape[2:])
         return (last * inside).sum((2, 3)) / inside.sum((2, 3)).clamp(min=1)
 
 
-def _cut(mask: Tensor, _layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (given[0] * adaptive_max_pool2d(mask, given[0].shape[2:]), *given[1:])
+class _Masked(TorchFunctionMode):
+    """While this is on, convolutions read what lies inside a mask."""
 
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.mask = mask
 
-def _rescale(mask: Tensor, layer: nn.Conv2d, given: tuple[Any, ...], answer: Tensor) -> Tensor:
-    inside = adaptive_max_pool2d(mask, given[0].shape[2:])
-    kernel = torch.ones(1, 1, *layer.kernel_size, dtype=mask.dtype, device=mask.device)
-    if isinstance(layer.padding, str):
-        raise NotApplicableError(
-            f"a convolution with padding='{layer.padding}' cannot be masked; give a number"
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not conv2d:
+            return func(*args, **(kwargs or {}))
+        given, weight, bias, *how = args
+        inside = adaptive_max_pool2d(self.mask, given.shape[2:])
+        kernel = torch.ones(1, 1, *weight.shape[2:]).to(self.mask)
+        # against the cells that the whole image would have met, so that zero padding keeps its own effect
+        whole, met = (
+            conv2d(cells, kernel, None, *how[:3]) for cells in (torch.ones_like(inside[:1]), inside)
         )
-
-    def met(cells: Tensor) -> Tensor:
-        return conv2d(cells, kernel, None, layer.stride, layer.padding, layer.dilation)
-
-    # against the cells that the whole image would have met, so that zero padding keeps its own effect
-    ratio = met(torch.ones_like(inside[:1])) / met(inside).clamp(min=1)
-    bias = 0.0 if layer.bias is None else layer.bias[:, None, None]
-    return (answer - bias) * ratio + bias
+        bias = 0.0 if bias is None else bias[:, None, None]
+        return (func(given * inside, *args[1:]) - bias) * (whole / met.clamp(min=1)) + bias
 
 
 def segment_embeddings(
@@ -161,21 +147,17 @@ def segment_embeddings(
         The inputs are no images, or no layer gives a map whose mean is the embedding.
     """
     if inputs.dim() != 4:
-        raise NotApplicableError(
-            f"segments are cut from images (N, C, H, W); inputs are {tuple(inputs.shape)}"
-        )
+        raise NotApplicableError(f"segments are cut from images (N, C, H, W), not {tuple(inputs.shape)}")
     if split.map_layer is None:
         raise NotApplicableError(
-            "HU-MCD needs a map whose mean is the embedding, which no layer of this model gives; MCD applies"
+            "no layer of this model gives a map whose mean is the embedding; MCD applies"
         )
     if split.task.side:
         raise NotApplicableError("segments are cut from one image; this model takes side inputs too")
     labels = segmenter(inputs)
-    if tuple(labels.shape) != (len(inputs), *inputs.shape[2:]):
-        raise ShapeError(
-            f"the segmenter gave {tuple(labels.shape)}, expected {(len(inputs), *inputs.shape[2:])}: the "
-            "number of its segment for every pixel"
-        )
+    wanted = (len(inputs), *inputs.shape[2:])
+    if tuple(labels.shape) != wanted:
+        raise ShapeError(f"the segmenter gave {tuple(labels.shape)}, expected a number per pixel {wanted}")
     labels = labels.to(device=inputs.device, dtype=torch.int64)
     numbers = torch.arange(int(labels.max()) + 1, device=inputs.device)
     sizes = (labels.flatten(1)[:, :, None] == numbers).double().mean(1)
@@ -197,13 +179,6 @@ Entry = ConceptMethod | Concepts | Dictionary
 """What can be compared: a method to fit, concepts that are ready, a dictionary that was loaded."""
 
 
-def method_of(name: str) -> ConceptMethod:
-    """The concept method of a name, with its defaults."""
-    if name.lower() not in METHODS:
-        raise unknown_name("concept method", name, METHODS)
-    return METHODS[name.lower()]()
-
-
 def entries(given: Any) -> dict[str, Entry]:
     """Methods, names, ready concepts and dictionaries under one label each.
 
@@ -217,39 +192,31 @@ def entries(given: Any) -> dict[str, Entry]:
     elif mismatch(given, Sequence[Any]) is not None:
         raise InputError(f"concepts are several methods, names or concepts, got {given!r:.80}")
     made = [_entry(item) for item in given]
+    names = [getattr(item, "name", getattr(item, "method", "dictionary")) for item in made]
     found: dict[str, Entry] = {}
-    for item in made:
-        label = name = _name(item)
-        same = [other for other in made if _name(other) == name]
+    for item, name in zip(made, names, strict=True):
+        label, same = name, [other for other, also in zip(made, names, strict=True) if also == name]
         if isinstance(item, ConceptMethod):
             own = {f.name: getattr(item, f.name) for f in fields(item)}
             differ = [f"{n}={v}" for n, v in own.items() if any(getattr(o, n, None) != v for o in same)]
             label = f"{name}({', '.join(differ)})" if differ else name
         if label in found:
-            raise InputError(
-                f"two entries have one name and the same settings: {label}; give a mapping from labels"
-            )
+            raise InputError(f"two entries are called {label}; give a mapping from labels")
         found[label] = item
     return found
 
 
 def _entry(item: Any) -> Entry:
     if isinstance(item, str):
-        return method_of(item)
+        if item.lower() not in METHODS:
+            raise unknown_name("concept method", item, METHODS)
+        return METHODS[item.lower()]()
     if isinstance(item, type) and issubclass(item, ConceptMethod):
         return item()
     if isinstance(item, Entry):
         return item
-    raise InputError(
-        f"concepts come from a method (PCA()), its name ('pca'), ready Concepts or a loaded dictionary; got "
-        f"a {type(item).__name__}"
-    )
-
-
-def _name(item: Entry) -> str:
-    if isinstance(item, Concepts):
-        return item.method
-    return item.name if isinstance(item, ConceptMethod) else "dictionary"
+    known = "a method (PCA()), its name ('pca'), ready Concepts or a loaded dictionary"
+    raise InputError(f"concepts come from {known}; got a {type(item).__name__}")
 
 
 @dataclass(eq=False)
@@ -274,31 +241,27 @@ class Materials:
 
     def rows(self, method: ConceptMethod) -> Embeddings:
         """What the method is fitted on; refused where it cannot be had, never replaced by something else."""
-        kind = method.fits_on
+        kind, parts = method.fits_on, self.split
         if kind in self.given:
             return self.given[kind]
-        parts = self.split
         if parts is None:
             raise NotApplicableError(
                 needed(method, f"give them as materials={{'{kind}': ...}}, or compare on a task")
             )
-        if kind == "pooled":
-            return parts.train()
-        if kind == "positions":
-            return parts.train(spatial=parts.positions)
-        size: Any = None
-        images = parts.train().outputs, parts.task.train
-        assert images[1] is not None
-        if images[1].dim() != 4:
-            shape = tuple(images[1].shape[1:])
-            raise NotApplicableError(needed(method, f"the inputs of this task are no images but {shape}"))
-        make: Callable[[], Embeddings]
+        if kind in ("pooled", "positions"):
+            return parts.train(spatial=kind == "positions" and parts.positions)
+        outputs, images = parts.train().outputs, parts.task.train
+        assert images is not None
+        if images.dim() != 4:
+            raise NotApplicableError(
+                needed(method, f"inputs here are no images but {tuple(images.shape[1:])}")
+            )
         if isinstance(method, CRAFT):
-            size = max(1, round(method.crop_share * min(images[1].shape[2:])))
-            make = partial(crop_embeddings, parts, images[1], size, images[0])
+            size = max(1, round(method.crop_share * min(images.shape[2:])))
+            make = partial(crop_embeddings, parts, images, size, outputs)
         elif isinstance(method, HUMCD):
             size = method.segments
-            make = partial(segment_embeddings, parts, images[1], partial(superpixels, segments=size))
+            make = partial(segment_embeddings, parts, images, partial(superpixels, segments=size))
         else:
             raise NotApplicableError(needed(method, f"give them as materials={{'{kind}': ...}}"))
         if (kind, size) not in self._made:

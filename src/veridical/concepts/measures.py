@@ -58,15 +58,10 @@ class Judgement:
         """The values of one measure as scores; `rmse` has none per sample (`squared` has)."""
         if name not in self.values:
             raise unknown_name("measure", name, self.values)
-        values = self.values[name]
-        return Scores(
-            values,
-            Direction.HIGHER if name in HIGHER else Direction.LOWER,
-            f"{self.measure.lower()}_{name}",
-            self.ids,
-            self.method,
-            {"undefined: no spread over outputs, or a logit of 0": values.isnan()},
-        )
+        direction = Direction.HIGHER if name in HIGHER else Direction.LOWER
+        flags = {"undefined: no spread over outputs, or a logit of 0": self.values[name].isnan()}
+        label = f"{self.measure.lower()}_{name}"
+        return Scores(self.values[name], direction, label, self.ids, self.method, flags)
 
     @property
     def summary(self) -> dict[str, float]:
@@ -123,15 +118,13 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     a  b
     x  1
     """
-    widths = [max(len(str(row[i])) for row in (head, *rows)) for i in range(len(head))]
+    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
-        placed = [
-            c.ljust(w) if i < 1 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "  ".join(placed).rstrip()
+        first, *rest = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        return "  ".join([first.strip().ljust(widths[0]), *rest]).rstrip()
 
-    return "\n".join(line([str(c) for c in row]) for row in (head, *rows))
+    return "\n".join(line(row) for row in (head, *rows))
 
 
 _ELEMENTS = 2**20
@@ -491,9 +484,7 @@ def error_split(concepts: Concepts, train: Embeddings, test: Embeddings, head: H
         The explanation as it is, and with fitted importances.
     """
     best = concepts.with_importances(least_squares_importances(concepts, train, head))
-    return ErrorSplit(
-        judge(concepts, test, head, companions=False), judge(best, test, head, companions=False)
-    )
+    return ErrorSplit(*(judge(each, test, head, companions=False) for each in (concepts, best)))
 
 
 def _check(concepts: Concepts, embeddings: Embeddings, head: Head, positions: str) -> None:
@@ -504,10 +495,8 @@ def _check(concepts: Concepts, embeddings: Embeddings, head: Head, positions: st
     if concepts.n_outputs != head.n_outputs:
         raise ShapeError(f"concepts explain {concepts.n_outputs} outputs, the head has {head.n_outputs}")
     if concepts.vectors.shape[-1] != head.dimension or embeddings.dimension != head.dimension:
-        raise ShapeError(
-            f"concepts have {concepts.vectors.shape[-1]} dimensions and embeddings {embeddings.dimension}, "
-            f"the head expects {head.dimension}"
-        )
+        found = f"concepts have {concepts.vectors.shape[-1]} dimensions, embeddings {embeddings.dimension}"
+        raise ShapeError(f"{found}; the head expects {head.dimension}")
     if not head.exact:  # otherwise the head's own answers are taken, whatever those are
         embeddings.check_outputs(head)
     labels = embeddings.labels
@@ -515,7 +504,5 @@ def _check(concepts: Concepts, embeddings: Embeddings, head: Head, positions: st
         return
     least, most = float(labels.min()), float(labels.max())
     if labels.dim() != 1 or labels.is_floating_point() or not 0 <= least <= most < head.n_outputs:
-        raise InputError(
-            f"labels are one class number each, from 0 to {head.n_outputs - 1}; got {labels.dtype} of shape "
-            f"{tuple(labels.shape)} from {least:g} to {most:g}"
-        )
+        found = f"{labels.dtype} of shape {tuple(labels.shape)} from {least:g} to {most:g}"
+        raise InputError(f"labels are one class number each, from 0 to {head.n_outputs - 1}; got {found}")

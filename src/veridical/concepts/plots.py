@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from veridical.concepts.comparison import Parsimony
@@ -52,10 +51,8 @@ def plot_parsimony(
     if best is not None:
         ring = errors[curve.counts.index(best)]
         ax.plot(best, ring, "o", markersize=10, fillstyle="none", color=color)
-    ax.set_xticks(curve.counts)
+    ax.set(xticks=curve.counts, xlabel="concepts per output", ylabel=LABELS.get(name, name))
     ax.spines[["top", "right"]].set_visible(False)
-    ax.set_xlabel("concepts per output")
-    ax.set_ylabel(LABELS.get(name, name))
     return ax
 
 
@@ -119,11 +116,8 @@ def concept_grid(
     if not 0 <= output < head.n_outputs:
         raise InputError(f"the head has outputs 0 to {head.n_outputs - 1}, got {output}")
     if inputs.dim() != 4 or len(inputs) != len(embeddings):
-        raise ShapeError(
-            f"a grid shows the images of the embeddings: expected ({len(embeddings)}, C, H, W), got "
-            f"{tuple(inputs.shape)}"
-        )
-
+        wanted = f"({len(embeddings)}, C, H, W), got {tuple(inputs.shape)}"
+        raise ShapeError(f"a grid shows the images of the embeddings: expected {wanted}")
     weights = concepts.importances[output]
     present = concepts.present[0 if concepts.shared else output]
     order = weights.abs().masked_fill(~present, -1).argsort(dim=-1, descending=True, stable=True)
@@ -157,26 +151,20 @@ def _show_patch(ax: Axes, image: Tensor, where: int, positions: int) -> None:
     part = patch(channels, where, positions).movedim(0, -1).squeeze(-1)
     # a dozen pixels are a mosaic that the eye cannot read
     smooth = "bilinear" if len(part) < SMALL else "antialiased"
-    grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1} if part.dim() == 2 else {}
-    ax.imshow(part.numpy(), interpolation=smooth, **grey)
-    ax.set_xticks([])
-    ax.set_yticks([])
+    ax.imshow(part.numpy(), interpolation=smooth, cmap="gray", vmin=0, vmax=1)
+    ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
 
 
 def _importance_bars(ax: Axes, heights: list[float]) -> None:
     """Importances with their values, each bar beside its row of patches."""
-    drawn = ax.barh(
-        range(len(heights)), heights, 0.6, color=[COLOURS[1] if w >= 0 else COLOURS[0] for w in heights]
-    )
+    colours = [COLOURS[1] if height >= 0 else COLOURS[0] for height in heights]
+    drawn = ax.barh(range(len(heights)), heights, 0.6, color=colours)
     ax.bar_label(drawn, [f" {height:.3g} " for height in heights], fontsize=7)
-    ax.set_ylim(len(heights) - 0.5, -0.5)
     ax.margins(x=0.3)
     ax.axvline(0, color="0.7", linewidth=0.8)
-    ax.set_yticks([])
-    ax.tick_params(labelsize=7)
+    ax.set(yticks=[], ylim=(len(heights) - 0.5, -0.5), xlabel="importance")
     ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.set_xlabel("importance", fontsize=8)
 
 
 def surrogate_against_model(
@@ -192,14 +180,9 @@ def surrogate_against_model(
     for mask, color, label in ((~own, COLOURS[7], "others"), (own, COLOURS[1], yes)):
         if bool(mask.any()):
             ax.plot(y[mask].tolist(), guess[mask].tolist(), ".", markersize=3, color=color, label=label)
-    both = torch.cat([y, guess])
-    ends = [float(both.min()), float(both.max())]
-    ax.plot(ends, ends, color="0.4", linewidth=0.8, zorder=0)
-    ax.set_title(f"MAE {float((y - guess).abs().mean()):.3g}", fontsize=8)
-    ax.set_box_aspect(1)
-    ax.tick_params(labelsize=7)
+    ax.axline((float(y[0]), float(y[0])), slope=1, color="0.4", linewidth=0.8, zorder=0)
+    error = f"MAE {float((y - guess).abs().mean()):.3g}"
+    ax.set(title=error, box_aspect=1, xlabel="model's output", ylabel="surrogate's")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.set_xlabel("model's output", fontsize=8)
-    ax.set_ylabel("surrogate's", fontsize=8)
     ax.legend(fontsize=7, frameon=False)
     return ax

@@ -131,21 +131,15 @@ class SanityTable:
         """One row per setting and measure, as in the paper."""
         import pandas as pd
 
-        rows = [
-            {"setting": setting, "measure": measure}
-            | {column: self.value(setting, measure, column) for column in COLUMNS}
-            for setting, measure in self.draws
-        ]
-        return pd.DataFrame(rows)
+        rows = [[*pair, *(self.value(*pair, column) for column in COLUMNS)] for pair in self.draws]
+        return pd.DataFrame(rows, columns=["setting", "measure", *COLUMNS])
 
     def __repr__(self) -> str:
-        lines = [
-            [setting, measure, *(shown(c, self.value(setting, measure, c)) for c in COLUMNS)]
-            for setting, measure in self.draws
-        ]
+        lines = [[*pair, *(shown(c, self.value(*pair, c)) for c in COLUMNS)] for pair in self.draws]
+        low, high = self.norms.aminmax()
         title = (
             f"Sanity check over {self.samples} samples, {len(next(iter(self.draws.values())))} draws; "
-            f"||f_c|| from {float(self.norms.min()):.2f} to {float(self.norms.max()):.2f}"
+            f"||f_c|| from {float(low):.2f} to {float(high):.2f}"
         )
         orders = [
             f"{m}: MAE {self.ordered(m, 'mae'):.0%}, EMD {self.ordered(m, 'emd'):.0%}"
@@ -193,13 +187,11 @@ def sanity(
     NotApplicableError
         The head is no classifier.
     """
-    if isinstance(task, Embeddings):
-        embeddings = task
-        if head is None:
-            raise InputError("embeddings do not say what their head is: give it, or a task")
-    else:
+    if not isinstance(task, Embeddings):
         parts = task if isinstance(task, Split) else split(task)
-        embeddings, head = parts.test(), parts.head
+        task, head = parts.test(), parts.head
+    if head is None:
+        raise InputError("embeddings do not say what their head is: give it, or a task")
     if not isinstance(measures, Mapping):
         unknown = [m for m in measures if m not in MEASURES]
         if unknown:
@@ -212,11 +204,8 @@ def sanity(
     key = as_key(seed) / "sanity"
     found: dict[tuple[str, str], list[dict[str, float]]] = {(s, m): [] for s in SETTINGS for m in measures}
     for draw in range(draws):
-        for concepts in (
-            perfect(head),
-            random_importances(head, key, draw),
-            random_concepts(head, key, draw),
-        ):
+        drawn = random_importances(head, key, draw), random_concepts(head, key, draw)
+        for concepts in (perfect(head), *drawn):
             for name, measure in measures.items():
-                found[concepts.method, name].append(measure(concepts, embeddings, head, key / draw).summary)
-    return SanityTable(found, head.norms, len(embeddings))
+                found[concepts.method, name].append(measure(concepts, task, head, key / draw).summary)
+    return SanityTable(found, head.norms, len(task))
