@@ -233,7 +233,7 @@ def test_sobol_total_indices_on_a_linear_head():
 def test_settings_that_cannot_work_are_refused(head, train):
     with pytest.raises(InputError, match="n_concepts is a whole number from 1"):
         PCA(0)
-    with pytest.raises(InputError, match="loaded from its files"):
+    with pytest.raises(InputError, match="one of 'topk', 'relu'"):
         SAE(2, activation="jumprelu")
 
 

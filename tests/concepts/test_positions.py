@@ -8,7 +8,7 @@ from torch import nn
 
 import veridical as vd
 from veridical.concepts import Concepts, Embeddings, Head
-from veridical.concepts.positions import unfold
+from veridical.concepts.concepts import unfold
 from veridical.errors import ShapeError
 
 CHANNELS, SIDE, CLASSES = 6, 3, 4

@@ -10,7 +10,7 @@ from veridical.concepts.comparison import (
     plateau,
     stability,
 )
-from veridical.concepts.concepts import Concepts
+from veridical.concepts.concepts import Concepts, at_positions, unflatten
 from veridical.concepts.dictionary import Dictionary, load_saelens
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.materials import crop_embeddings, segment_embeddings
@@ -21,7 +21,6 @@ from veridical.concepts.methods.decompositions import CDISCO, CRAFT, ICA, ICE, N
 from veridical.concepts.methods.mcd import HUMCD, MCD
 from veridical.concepts.methods.sae import SAE
 from veridical.concepts.plots import concept_grid, plot_parsimony, surrogate_against_model
-from veridical.concepts.positions import at_positions, unflatten
 from veridical.concepts.sanity_check import (
     SanityTable,
     constant,

@@ -6,8 +6,7 @@ from veridical.dictionaries.bench import Bench, Subject, activations
 from veridical.dictionaries.controls import controls, damaged, family
 from veridical.dictionaries.measures import MEASURES, Measure
 from veridical.dictionaries.planted import Superposition, assign, chance_mcc, mcc, truth_scores
-from veridical.dictionaries.plots import plot_family, plot_trust
-from veridical.dictionaries.trust import Trust, judge
+from veridical.dictionaries.trust import Trust, judge, plot_family, plot_trust
 
 __all__ = [
     "Superposition",

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.dictionary import Activation, Dictionary
-from veridical.concepts.dictionary_training import Recipe, ReLU, TopK, train
+from veridical.concepts.dictionary_training import ReLU, TopK, train
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.methods.base import ConceptMethod, check_count, check_embeddings
 from veridical.core.allowed import Count, NotNegative, Positive
 from veridical.core.key import Key, as_key
-from veridical.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class SAE(ConceptMethod):
     stochastic = True
     fits_on = "positions"
     overcomplete = True
-    activation: Activation = "topk"
+    activation: Literal["topk", "relu"] = "topk"
     """What keeps codes sparse: "topk" or "relu"."""
     steps: Count = 2000
     """Steps of training."""
@@ -43,33 +41,17 @@ class SAE(ConceptMethod):
     sparsity: NotNegative = 1e-2
     """Weight of the L1 penalty under "relu"."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.activation not in ("topk", "relu"):
-            raise InputError(
-                f"a sparse autoencoder is trained with activation 'topk' or 'relu', got {self.activation!r}; "
-                "a JumpReLU dictionary is loaded from its files"
-            )
-
     def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
         """Train, then read atoms as concepts of every output."""
         check_embeddings(self, embeddings, head, False)
-        width = self.n_concepts * head.n_outputs
-        rows = embeddings.vectors
+        width, rows = self.n_concepts * head.n_outputs, embeddings.vectors
         check_count(self, len(rows))
-        trained = self.train(rows, width, as_key(seed) / self.name)
+        shared = (width, self.steps, self.batch, self.rate)
+        topk = self.activation == "topk"
+        recipe = TopK(*shared, active=self.n_concepts) if topk else ReLU(*shared, sparsity=self.sparsity)
+        trained = train(rows, recipe, as_key(seed) / self.name, progress=False).dictionary
         fired = torch.zeros(width, dtype=torch.bool, device=rows.device)
         for part in rows.split(4096):
-            fired |= (trained.codes(part)[:, 0] != 0).any(0)
-        found, dead = trained.concepts(head, self.name), int((~fired).sum())
-        return replace(found, notes=(f"{dead} of {width} atoms are never active on the train rows",))
-
-    def train(self, rows: Tensor, width: int, key: Key) -> Dictionary:
-        """Train `width` atoms on rows (n, D); `n_concepts` of them are active under "topk"."""
-        shared = (width, self.steps, self.batch, self.rate)
-        recipe: Recipe
-        if self.activation == "topk":
-            recipe = TopK(*shared, active=min(self.n_concepts, width))
-        else:
-            recipe = ReLU(*shared, sparsity=self.sparsity)
-        return train(rows, recipe, key, progress=False).dictionary
+            fired |= (trained.encode(part) != 0).any(0)
+        note = f"{int((~fired).sum())} of {width} atoms are never active on the train rows"
+        return replace(trained.concepts(head, self.name), notes=(note,))
