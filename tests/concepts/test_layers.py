@@ -269,28 +269,20 @@ def test_the_split_of_errors_is_against_the_model():
     assert found.linearisation == pytest.approx(float(straight), rel=1e-6)
 
 
+DECODERS = {
+    "GPT2": ({"n_embd": 16, "n_layer": 2, "n_head": 2}, "transformer.h.0"),
+    "Llama": ({"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}, "model.layers.0"),
+}
+
+
 @pytest.mark.extras
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", DECODERS)
 def test_decoders_that_classify_are_split_at_their_last_token(kind):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    if kind == "gpt2":
-        config = transformers.GPT2Config(
-            vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2, num_labels=3, pad_token_id=0
-        )
-        model, block = transformers.GPT2ForSequenceClassification(config), "transformer.h.0"
-    else:
-        config = transformers.LlamaConfig(
-            vocab_size=50,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            num_labels=3,
-            pad_token_id=0,
-        )
-        model, block = transformers.LlamaForSequenceClassification(config), "model.layers.0"
+    sizes, block = DECODERS[kind]
+    config = getattr(transformers, f"{kind}Config")(vocab_size=50, num_labels=3, pad_token_id=0, **sizes)
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(config)
     tokens = torch.randint(1, 50, (40, 9), generator=torch.Generator().manual_seed(1))
     tokens[:20, 6:] = 0
     task = vd.Task(model.eval(), tokens, train=tokens)

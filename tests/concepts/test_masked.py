@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.concepts.materials import MaskedModel, superpixels
+from veridical.concepts.materials import MaskedModel
 from veridical.errors import InputError, NotApplicableError, ShapeError
 
 
@@ -78,18 +78,6 @@ def test_one_row_a_segment_under_the_class_of_its_image():
     assert torch.allclose(found.values[6:7], left, atol=1e-12)
 
 
-def test_hu_mcd_is_mcd_on_segments():
-    task = task_of()
-    parts = vd.concepts.split(task)
-    segments = vd.concepts.segment_embeddings(parts, task.inputs, halves)
-    concepts = vd.concepts.HUMCD(1).fit(segments, parts.head)
-    again = vd.concepts.MCD(1).fit(segments, parts.head)
-    assert concepts.method == "hu-mcd"
-    assert torch.allclose(
-        concepts.surrogate(segments.values, parts.head), again.surrogate(segments.values, parts.head)
-    )
-
-
 def test_bad_segments_are_refused():
     task = task_of()
     parts = vd.concepts.split(task)
@@ -102,11 +90,3 @@ def test_bad_segments_are_refused():
     flat = vd.Task(nn.Sequential(nn.Flatten(), nn.Linear(128, 3)).double(), task.inputs)
     with pytest.raises(NotApplicableError, match="MCD applies"):
         vd.concepts.segment_embeddings(vd.concepts.split(flat), task.inputs, halves)
-
-
-@pytest.mark.extras
-def test_superpixels_cover_the_image():
-    pytest.importorskip("skimage")
-    labels = superpixels(torch.rand(2, 3, 16, 16), 4)
-    assert tuple(labels.shape) == (2, 16, 16)
-    assert int(labels.min()) == 0

@@ -18,9 +18,8 @@ from veridical.concepts import (
     random_concepts,
     random_importances,
 )
-from veridical.concepts.measures import ice_flops, surf_flops
 from veridical.concepts.sanity_check import sanity
-from veridical.errors import InputError, ShapeError, VeridicalWarning
+from veridical.errors import InputError
 
 
 def inner(h, vectors):
@@ -78,25 +77,6 @@ def test_surf_is_ice_eval_where_importances_are_the_heads(head, test, reading):
     assert not torch.allclose(wrong.values["mae"], ice.values["mae"], atol=1e-6)
 
 
-def test_the_network_seen_through_the_head_is_the_network(head):
-    from veridical.concepts.methods.cshap import Network
-    from veridical.core.key import Key
-
-    network = Network(3, head, 7, Key(0))
-    codes = draw(8, 5, 4, 3).float()
-    first, first_bias, second, second_bias = (p.detach() for p in network.parameters)
-    for n in range(5):
-        for i in range(4):
-            rebuilt = second @ torch.relu(first @ codes[n, i] + first_bias) + second_bias
-            expected = head.weight[i].float() @ rebuilt + head.bias[i].float()
-            assert network(codes)[n, i].item() == pytest.approx(expected.item(), abs=1e-4)
-
-
-def test_operations_are_the_papers():
-    assert surf_flops(100, 1) == 200
-    assert ice_flops(100, 1, 2048) == 614_400
-
-
 def test_streaming_changes_nothing(head, test, monkeypatch):
     concepts = random_concepts(head)
     whole = judge(concepts, test, head)
@@ -149,47 +129,7 @@ def test_scores_and_frames(head, test):
         found.scores("maee")
 
 
-def test_bad_concepts_are_refused_or_warned_about(head, test):
-    with pytest.raises(InputError, match="concept 1 of output 0 is a zero vector"):
-        Concepts.of(torch.stack([torch.ones(1, 12), torch.zeros(1, 12)], 1), torch.ones(1, 2))
-    with pytest.warns(VeridicalWarning, match="same direction"):
-        Concepts.of(torch.ones(4, 2, 12), torch.ones(4, 2))
-    with pytest.warns(VeridicalWarning, match="13 concepts in 12 dimensions"):
-        Concepts.of(draw(0, 4, 13, 12), torch.ones(4, 13))
-    with pytest.raises(ShapeError, match="do not belong together"):
-        Concepts.of(torch.ones(3, 1, 12), torch.ones(4, 1))
-    with pytest.raises(ShapeError, match="the head expects 12"):
-        judge(Concepts.of(torch.ones(4, 1, 11), torch.ones(4, 1)), test, head)
-    with pytest.raises(InputError, match="collect with spatial=True"):
-        judge(perfect(head), test, head, "each")
-    with pytest.raises(ShapeError, match="11 dimensions"):
-        Embeddings.of(torch.ones(2, 11), head)
-    with pytest.raises(InputError, match="NaN"):
-        Embeddings.of(torch.full((2, 12), torch.nan), head)
-
-
 def test_duplicates_share_their_weight_in_coordinates(head, test):
     once = Concepts.of(head.weight[:, None], torch.ones(4, 1), "coordinates")
     twice = Concepts.of(head.weight[:, None].repeat(1, 2, 1), torch.ones(4, 2), "coordinates")
     assert judge(once, test, head).mae == pytest.approx(judge(twice, test, head).mae, abs=1e-9)
-
-
-@pytest.mark.parametrize(("outputs", "kind"), [(5, "multiclass"), (2, "binary"), (70, "multiclass")])
-def test_narrow_and_wide_heads_follow_the_formula(outputs, kind):
-    """Few outputs share one product with the surrogate, many have their own: the numbers are the same."""
-    draw = torch.Generator().manual_seed(outputs)
-    weight = torch.randn(outputs, 9, generator=draw, dtype=torch.float64)
-    weight = torch.stack([-weight[0], weight[0]]) if kind == "binary" else weight
-    head = Head(weight, torch.randn(outputs, generator=draw), kind)
-    vectors = torch.randn(outputs, 3, 9, generator=draw, dtype=torch.float64)
-    importances = torch.randn(outputs, 3, generator=draw, dtype=torch.float64)
-    rows = Embeddings.of(torch.randn(11, 9, generator=draw), head)
-    found = judge(Concepts.of(vectors, importances), rows, head)
-    h = rows.values.double()
-    y = h @ head.weight.T + head.bias
-    guess = torch.einsum("nd,ckd,ck->nc", h, vectors, importances) + head.bias
-    moved = (head.probabilities(y) - head.probabilities(guess)).abs().sum(-1) / 2
-    assert torch.allclose(found.values["mae"], (y - guess).abs().mean(-1))
-    assert torch.allclose(found.values["squared"], (y - guess).square().mean(-1))
-    assert torch.allclose(found.values["emd"], moved)
-    assert torch.equal(found.values["top1"] == 1, y.argmax(-1) == guess.argmax(-1))

@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy.stats import qmc
 
-import veridical as vd
 from tests.concepts.conftest import draw
 from tests.reference import surf as slow
 from veridical.concepts import (
@@ -25,20 +24,11 @@ from veridical.concepts import (
     ice_eval,
     judge,
 )
-from veridical.concepts.methods.decompositions import kmeans, right_singular, sobol_total, unmixing
+from veridical.concepts.methods.decompositions import sobol_total
 from veridical.concepts.solvers import nnls
 from veridical.core.key import Key
-from veridical.errors import InputError, NotApplicableError
 
 LINEAR = (PCA, KMeans, ICA)
-
-
-@pytest.mark.parametrize("method", [PCA, KMeans, ICA, NMF, ICE])
-def test_methods_with_the_heads_importances_score_as_ice_eval(method, head, train, test):
-    concepts = method(3).fit(train, head)
-    assert torch.allclose(
-        judge(concepts, test, head).values["mae"], ice_eval(concepts, test, head).values["mae"], atol=1e-9
-    )
 
 
 @pytest.mark.parametrize("method", LINEAR)
@@ -158,13 +148,6 @@ def test_an_autoencoder_learns_a_planted_dictionary(activation):
         assert found.flops == 2 * 2 * 4
 
 
-@pytest.mark.parametrize("method", [NMF, ICE, CRAFT])
-def test_negative_embeddings_name_the_methods_that_apply(method, head):
-    rows = Embeddings.of(draw(1, 40, 12), head)
-    with pytest.raises(NotApplicableError, match=r"negative values .* PCA, KMeans, ICA, CDISCO"):
-        method(2).fit(rows, head)
-
-
 def test_heads_of_other_kinds_group_their_rows_otherwise(train):
     values = train.values
     labels = Head(draw(30, 3, 12), torch.zeros(3), "multilabel")
@@ -228,46 +211,3 @@ def test_sobol_total_indices_on_a_linear_head():
     for row in pull:
         assert np.allclose(sobol_total(row[None], 32)[0], slow.jansen_total(row.tolist(), a, b), atol=1e-12)
     assert sobol_total(torch.zeros(1, 3, dtype=torch.float64), 32).tolist() == [[0, 0, 0]]
-
-
-def test_settings_that_cannot_work_are_refused(head, train):
-    with pytest.raises(InputError, match="n_concepts is a whole number from 1"):
-        PCA(0)
-    with pytest.raises(InputError, match="one of 'topk', 'relu'"):
-        SAE(2, activation="jumprelu")
-
-
-def real_rows() -> torch.Tensor:
-    """Embeddings of one digit under the embedded CNN."""
-    parts = vd.concepts.split(vd.tasks.load("digits"))
-    train = parts.train()
-    return train.values[train.outputs.argmax(1) == 3].double()
-
-
-@pytest.mark.parametrize("count", [5, 25])
-def test_kmeans_is_as_tight_as_scikit_learns(count):
-    from sklearn import cluster
-
-    rows = real_rows()
-    centres, _ = kmeans(rows, count, Key(0))
-    ours = float(torch.cdist(rows, centres).amin(1).square().sum())
-    peer = cluster.KMeans(count, n_init=4, random_state=0).fit(rows.numpy())
-    assert ours <= 1.05 * peer.inertia_
-
-
-@pytest.mark.parametrize("count", [5, 10])
-def test_ica_finds_scikit_learns_sources(count):
-    from sklearn import decomposition
-
-    make = torch.Generator().manual_seed(0)
-    sources = torch.rand(3000, count, generator=make, dtype=torch.float64) - 0.5
-    white = (sources - sources.mean(0)) / sources.std(0)
-    # a sample's sources correlate a little, which whitening takes out
-    values, vectors = right_singular(white @ torch.linalg.qr(draw(1, count, count))[0])
-    mixed = white @ torch.linalg.qr(draw(1, count, count))[0] @ vectors.T / values * 3000**0.5
-    ours = mixed @ unmixing(mixed, Key(0), 400).T
-    theirs = decomposition.FastICA(count, whiten=False, random_state=0, max_iter=400, tol=1e-6).fit_transform(
-        mixed.numpy()
-    )
-    match = np.abs(np.corrcoef(ours.numpy().T, theirs.T)[:count, count:])
-    assert np.allclose(np.sort(match, 1)[:, -1], 1, atol=1e-3)

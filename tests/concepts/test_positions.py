@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
 import veridical as vd
 from veridical.concepts import Concepts, Embeddings, Head
 from veridical.concepts.concepts import unfold
-from veridical.errors import ShapeError
 
 CHANNELS, SIDE, CLASSES = 6, 3, 4
 PLACES = SIDE * SIDE
@@ -69,13 +67,11 @@ def test_importances_count_at_positions():
 
     assert torch.allclose(surrogate(0 * own), head.bias.expand(len(rows), -1))
     right = surrogate(own) - head.bias
-    assert torch.allclose(surrogate(3 * own) - head.bias, 3 * right, atol=1e-9) or _cancelling(head)
+    cancels = (
+        unfold(head.weight, PLACES).sum(1).abs() <= 0.05 * unfold(head.weight, PLACES).abs().sum(1)
+    ).any()
+    assert cancels or torch.allclose(surrogate(3 * own) - head.bias, 3 * right, atol=1e-9)
     assert float((surrogate(torch.ones_like(own)) - surrogate(own)).abs().mean()) > 0.01
-
-
-def _cancelling(head: Head) -> bool:
-    own = unfold(head.weight, PLACES)
-    return bool((own.sum(1).abs() <= 0.05 * own.abs().sum(1)).any())
 
 
 def test_importances_of_a_concept_that_cancels_are_spread_evenly():
@@ -84,15 +80,6 @@ def test_importances_of_a_concept_that_cancels_are_spread_evenly():
     found = vd.concepts.at_positions(given, head, 1)
     assert torch.allclose(found.importances, torch.tensor([[2.0, 2.0], [2.0, 4.0]], dtype=torch.float64))
     assert any("1 importances are spread evenly" in note for note in found.notes)
-
-
-def test_the_wrong_layout_is_noticed():
-    """The mutant: positions first instead of channels first."""
-    rows, head = parts_of(flat_task())
-    swapped = Embeddings.of(unfold(rows.values, PLACES).flatten(1), head)
-    right = head.outputs(rows.values)
-    guess = complete(head, True).surrogate(swapped.values, head)
-    assert float((right - guess).abs().mean()) > 0.01
 
 
 def test_by_hand_with_a_centred_method():
@@ -120,11 +107,3 @@ def test_equal_positions_are_average_pooling():
     fitted = vd.concepts.PCA(2, shared=True).fit(each, pooled)
     spread = vd.concepts.at_positions(fitted, flat, CHANNELS).surrogate(values, flat)
     assert torch.allclose(spread, fitted.surrogate(each.pooled, pooled))
-
-
-def test_channels_must_divide_the_map():
-    rows, head = parts_of(flat_task())
-    with pytest.raises(ShapeError, match="does not hold 5 channels"):
-        vd.concepts.unflatten(rows, head, 5)
-    with pytest.raises(ShapeError, match="2 dimensions"):
-        vd.concepts.at_positions(Concepts.of(torch.eye(2), torch.ones(CLASSES, 2)), head, CHANNELS)

@@ -11,13 +11,11 @@ import torch
 from sklearn.linear_model import Lasso
 
 from tests.concepts.conftest import draw
-from tests.reference import surf as slow
 from veridical.concepts import MCD, ConceptSHAP, Embeddings, Head, ice_eval, judge
 from veridical.concepts.methods.cshap import Network
 from veridical.concepts.methods.mcd import inliers
 from veridical.concepts.solvers import self_expression
 from veridical.core.key import Key
-from veridical.errors import InputError
 from veridical.functional import pearson
 
 
@@ -190,41 +188,3 @@ def test_concept_shap_learns_k_vectors_for_other_heads(train):
         concepts = ConceptSHAP(2, hidden=16, steps=20, coalitions=8).fit(data, head)
         assert concepts.vectors.shape == (outputs, 2, 12)
         assert math.isfinite(judge(concepts, data, head).mae)
-
-
-def test_settings_that_cannot_work_are_refused():
-    with pytest.raises(InputError, match="a pool of 3"):
-        ConceptSHAP(5, pool=3)
-    with pytest.raises(InputError, match="gamma is a finite number above 1"):
-        MCD(gamma=0.5)
-
-
-def test_self_expression_is_the_lasso_of_each_row():
-    rows = torch.nn.functional.normalize(draw(3, 9, 5), dim=-1)
-    gram = rows @ rows.T
-    off = gram.clone().fill_diagonal_(0)
-    penalty = off.abs().amax(-1) / 50
-    best = [slow.lasso_by_descent(gram.numpy(), off[j].numpy(), float(penalty[j]), j) for j in range(9)]
-    found = self_expression(rows)
-    assert float(found.diagonal().abs().max()) == 0
-    assert bool((objective(rows, found) <= 1.01 * objective(rows, torch.tensor(np.array(best)))).all())
-
-
-@pytest.mark.extras
-def test_shapley_values_of_concepts_are_shaps():
-    shap = pytest.importorskip("shap")
-    head = Head(draw(70, 3, 6), torch.zeros(3))
-    vectors = torch.nn.functional.normalize(draw(71, 8, 6).float(), dim=-1)
-    network = Network(8, head, 16, Key(3))
-    own = draw(72, 30, 6)
-    codes = own.float() @ vectors.T
-
-    def completeness(kept):
-        masked = codes[None] * torch.as_tensor(kept, dtype=torch.float32)[:, None]
-        answers = network(masked.reshape(-1, 1, 8)).reshape(len(kept), len(own), -1)
-        return (answers.argmax(-1) == 1).double().mean(1).numpy()
-
-    peer = shap.KernelExplainer(completeness, np.zeros((1, 8)), silent=True)
-    theirs = peer.shap_values(np.ones((1, 8)), nsamples=2**8, silent=True)[0]
-    ours, _ = ConceptSHAP(2, pool=8).shapley({1: own}, vectors, network, head, Key(0))
-    assert np.allclose(ours[0], theirs, atol=1e-6)

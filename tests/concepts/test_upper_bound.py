@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import matplotlib as mpl
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,10 @@ from torch import nn
 import veridical as vd
 from tests.concepts.conftest import draw
 from veridical.concepts import PCA, Concepts, judge, plateau, rank_optimum
+from veridical.concepts.plots import patch, strongest
 from veridical.errors import InputError, NotApplicableError, ShapeError, UnknownNameError
+
+mpl.use("Agg")
 
 
 def test_the_optimum_has_the_error_of_the_left_out_singular_values(head, train):
@@ -107,18 +111,6 @@ def test_a_linear_head_has_no_linearisation_error():
         vd.concepts.split(maps, "0", first_order=True)
 
 
-def test_parsimony_curves(head, train, test):
-    curve = vd.concepts.parsimony(PCA(shared=True), train, test, head, counts=(1, 3, 12))
-    errors = curve.errors()
-    assert errors[0] > errors[1] > errors[2]
-    assert errors[2] == pytest.approx(0, abs=1e-9)
-    assert curve.suggested() == 12
-    assert len(curve.to_frame()) == 3
-    assert "plateau" in repr(curve)
-    with pytest.raises(InputError, match="counts must rise"):
-        vd.concepts.parsimony(PCA(), train, test, head, counts=(3, 1))
-
-
 def pooled_task() -> vd.Task:
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -142,13 +134,6 @@ def test_crops_belong_to_their_image():
 
 
 def test_pictures_show_the_strongest_patches():
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from veridical.concepts.plots import patch, strongest
-
     task = pooled_task()
     parts = vd.concepts.split(task)
     maps = parts.test(spatial=True)
@@ -157,19 +142,16 @@ def test_pictures_show_the_strongest_patches():
     codes = maps.values[:, :, 1]
     assert int(samples[1, 0]) == int(codes.amax(1).argmax())
     assert int(where[1, 0]) == int(codes[samples[1, 0]].argmax())
-    assert tuple(patch(task.inputs[0], 0, 64).shape) == (1, 3, 3)
     assert torch.equal(patch(task.inputs[0], 0, 64), task.inputs[0][:, :3, :3])
     figure = vd.concepts.concept_grid(concepts, maps, parts.head, task.inputs, output=1, patches=3)
     assert len(figure.axes) == 2 * 3 + 2
     assert figure.axes[0].get_ylabel() == "concept 1"
-    curve = vd.concepts.parsimony(PCA(shared=True), parts.train(), parts.test(), parts.head, counts=(1, 2))
-    ax = curve.plot()
-    assert ax.get_xlabel() == "concepts per output"
+    curve = vd.concepts.parsimony(PCA(shared=True), parts, counts=(1, 2))
+    assert curve.plot().get_xlabel() == "concepts per output"
     with pytest.raises(ShapeError, match="images of the embeddings"):
         vd.concepts.concept_grid(concepts, maps, parts.head, task.inputs[:3])
     with pytest.raises(InputError, match="outputs 0 to 2"):
         vd.concepts.concept_grid(concepts, maps, parts.head, task.inputs, output=3)
-    pyplot.close("all")
 
 
 def test_the_plateau_is_where_more_concepts_stop_paying():

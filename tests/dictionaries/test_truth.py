@@ -9,7 +9,6 @@ import torch
 from tests.reference.dictionaries import best_matching, firing
 from veridical.dictionaries import Superposition, assign, chance_mcc, mcc, truth_scores
 from veridical.dictionaries.planted import above_chance
-from veridical.errors import InputError, ShapeError
 
 WORLD = Superposition(features=48, dimensions=16, active=4.0, groups=4)
 
@@ -97,14 +96,3 @@ def test_the_planted_model_holds_the_features() -> None:
     assert torch.allclose(task.model.embed(task.inputs), task.inputs @ WORLD.directions, atol=1e-5)
     right = (task.predictions == task.labels).double().mean()
     assert float(right) > 0.4  # of 8 classes
-
-
-def test_mistakes_are_named() -> None:
-    with pytest.raises(InputError, match="not sparse"):
-        Superposition(features=8, active=6.0)
-    with pytest.raises(InputError, match="no feature of 8"):
-        Superposition(features=8, children=1.0)
-    with pytest.raises(ShapeError, match="differ in dimensions"):
-        mcc(torch.ones(2, 3), torch.ones(2, 4))
-    with pytest.raises(ShapeError, match="do not belong"):
-        truth_scores(torch.ones(2, 3), torch.ones(4, 3), torch.ones(2, 3), torch.ones(4, 2) > 0)

@@ -109,15 +109,3 @@ def cdisco(rows, weight, count):
     scores = (strength - strength.mean()) / strength.std()
     pick = np.argsort(-np.abs(scores))[:count]
     return [vectors[k] for k in pick], scores[pick]
-
-
-def lasso_by_descent(gram, seen, penalty, own, rounds=2000):
-    """One column of the self-expression: coordinate descent with the row itself left out."""
-    c = np.zeros(len(seen))
-    for _ in range(rounds):
-        for k in range(len(c)):
-            if k == own:
-                continue
-            rest = seen[k] - gram[k] @ c + gram[k, k] * c[k]
-            c[k] = np.sign(rest) * max(abs(rest) - penalty, 0) / gram[k, k]
-    return c
