@@ -122,21 +122,6 @@ def test_series(kind: type[Cam]) -> None:
     torch.testing.assert_close(kind()(turned).values, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_chunks_do_not_matter_and_rows_are_counted(kind: type[Cam]) -> None:
-    task = image_task(samples=11)
-    assert task.targets.shape == (11,)  # asked beforehand, so that only the explainer is watched
-    sizes: list[int] = []
-    handle = task.predictor.model[0].register_forward_pre_hook(lambda _m, x: sizes.append(len(x[0])))
-    few = kind()(task.with_plan(Plan(rows=8)))
-    handle.remove()
-    many = kind()(task)
-    assert max(sizes) <= 8
-    torch.testing.assert_close(few.values, many.values, rtol=0, atol=1e-9)
-    # Score-CAM asks once for the channels and once through each of the five
-    assert few.cost == many.cost == (vd.models.Cost(66, 0) if kind is ScoreCam else vd.models.Cost(11, 11))
-
-
 def test_flat_channels_get_no_weight() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten(), nn.Linear(8, 2)).double()
     with torch.no_grad():

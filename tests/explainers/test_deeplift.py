@@ -114,20 +114,18 @@ def test_activation_behind_max_pooling_is_rescaled_too() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
-@pytest.mark.parametrize("act", [nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus])
-def test_agrees_with_captum_on_other_activations(act: type[nn.Module]) -> None:
-    net = seeded(nn.Sequential(nn.Linear(5, 7), act(), nn.Linear(7, 6), act(), nn.Linear(6, 3)))
-    task = vd.Task(net, draw(4, 5), plan=Plan(rows=64))
-    start = torch.full_like(task.inputs, 0.1)
-    peer = captum.DeepLift(net).attribute(task.inputs.clone().requires_grad_(), start, target=task.targets)
-    torch.testing.assert_close(DeepLift(0.1)(task).values, peer.detach(), rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("act", [nn.GELU, nn.SiLU, nn.ReLU6, nn.Hardswish, nn.SELU])
-def test_complete_on_activations_captum_passes_over(act: type[nn.Module]) -> None:
+@pytest.mark.parametrize(
+    "act", [nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.GELU, nn.SiLU, nn.Hardswish]
+)
+def test_other_activations_are_complete_and_agree_with_captum(act: type[nn.Module]) -> None:
     net = seeded(nn.Sequential(nn.Linear(5, 7), act(), nn.Linear(7, 6), act(), nn.Linear(6, 3)))
     task = vd.Task(net, draw(4, 5), plan=Plan(rows=64))
     assert complete(task, DeepLift(0.1)(task).values, 0.1)
+    if act in (nn.GELU, nn.SiLU, nn.Hardswish):
+        return  # captum passes over these
+    start = torch.full_like(task.inputs, 0.1)
+    peer = captum.DeepLift(net).attribute(task.inputs.clone().requires_grad_(), start, target=task.targets)
+    torch.testing.assert_close(DeepLift(0.1)(task).values, peer.detach(), rtol=0, atol=1e-9)
 
 
 def test_side_inputs_go_with_both_halves() -> None:

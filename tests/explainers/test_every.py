@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.small_models import mlp
-from tests.reference.small_nets import conv_net, image_task, noisy_copy, series_task
+from tests.reference.small_nets import conv_net, image_task, noisy_copy
 from veridical.core.key import Key
-from veridical.errors import MissingExtraError, NotApplicableError, VeridicalWarning
+from veridical.errors import NotApplicableError, VeridicalWarning
 from veridical.explainers import (
     ExplanationCache,
     IntegratedGradients,
@@ -110,18 +110,6 @@ def test_a_plain_function_is_explained_without_gradients_or_refused(name: str) -
         told = str(refusal.value).split("These do: ")[1].split(", ")
         assert told == applicable(task)
         assert name not in told
-
-
-@pytest.mark.parametrize("task", [image_task(samples=2), series_task()], ids=["image", "series"])
-def test_what_is_listed_runs_and_what_is_not_says_why(task: vd.Task) -> None:
-    listed = applicable(task)
-    for name in EVERY:
-        explainer = registry.make(name, **FEW.get(name, {}))
-        if name in listed:
-            assert explainer(task).values.shape == (len(task), task.space.n_features)
-        else:
-            with pytest.raises((NotApplicableError, MissingExtraError), match=r"These do: |pip install"):
-                explainer(task)
 
 
 def test_by_name_by_object_and_by_function() -> None:

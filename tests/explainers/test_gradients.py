@@ -95,18 +95,6 @@ def test_integrated_gradients_are_complete_on_a_smooth_model() -> None:
     assert gap(IntegratedGradients(steps=4, baseline=0.3, rule="left")(task).values) > 1e-3
 
 
-def test_long_paths_keep_to_the_plan() -> None:
-    task = image_task()
-    seen: list[int] = []
-    handle = task.predictor.model[0].register_forward_pre_hook(lambda _m, x: seen.append(len(x[0])))
-    values = [IntegratedGradients(steps=20)(task.with_plan(Plan(rows=rows))) for rows in (8, 64)]
-    handle.remove()
-    torch.testing.assert_close(values[0].values, values[1].values, rtol=0, atol=1e-9)
-    assert values[0].cost == values[1].cost == vd.models.Cost(120, 120)
-    assert max(seen) <= 60
-    assert seen.count(8) >= 12
-
-
 @pytest.mark.parametrize(
     "wrong", [{"steps": 0}, {"rule": "simpson"}, {"baseline": "median"}, {"rule": "trapezoid", "steps": 1}]
 )
@@ -275,11 +263,3 @@ def test_agrees_with_a_slow_rewrite(explainer: vd.Explainer, share: float) -> No
     torch.testing.assert_close(explainer(task, KEY).values, expected, rtol=0, atol=1e-9)
     fewer = task.values(slow.from_baselines(task, KEY / explainer.name, 4, share))
     assert not torch.allclose(explainer(task, KEY).values, fewer)
-
-
-def test_tends_to_integrated_gradients_from_one_row() -> None:
-    net = seeded(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
-    task = vd.Task(net, draw(3, 4), train=torch.zeros(1, 4, dtype=torch.float64), plan=Plan(rows=512))
-    exact = IntegratedGradients(steps=32)(task).values
-    found = ExpectedGradients(samples=8000)(task, KEY).values
-    assert float((found - exact).abs().max()) < 0.02

@@ -12,9 +12,7 @@ from torch.nn import functional as F
 
 import veridical as vd
 from tests.reference.small_nets import draw, seeded
-from veridical.explainers import Lrp, LrpEpsilon, registry
-from veridical.explainers.trace.relevance_rules import RULES
-from veridical.models.predictor import Plan
+from veridical.explainers import LrpEpsilon, registry
 
 NAMES = ["lrp", "lrp_epsilon", "lrp_gamma", "lrp_z_plus", "lrp_alpha_beta"]
 Written = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -308,26 +306,3 @@ def test_short_numbers_give_finite_relevance_near_that_of_long_ones(dtype: torch
         assert bool(found.isfinite().all())
         both = torch.stack([found.flatten(), known.flatten()])
         assert float(torch.corrcoef(both)[0, 1]) > 0.98, name
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_batch_norm_is_folded_the_same_way_for_few_rows_and_many(rule: str) -> None:
-    # one row is smaller than the weights, forty are larger: the norm is laid on the output or on the weights
-    wide = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
-    )
-    net = nn.Sequential(*wide, nn.Linear(8 * 16, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 3))
-    net = seeded(net)
-    with torch.no_grad():
-        for norm in (net[1], net[5]):
-            size = norm.num_features
-            norm.running_mean.copy_(draw(size, seed=5))
-            norm.running_var.copy_(draw(size, seed=6).abs() + 0.5)
-            norm.weight.copy_(draw(size, seed=7))  # of either sign
-            norm.bias.copy_(draw(size, seed=8))
-    x = draw(40, 3, 4, 4)
-    explainer = Lrp(rule, rule, rule, low=-4.0, high=4.0)
-    whole = explainer(vd.Task(net, x, plan=Plan(rows=64))).values
-    single = torch.cat([explainer(vd.Task(net, x[[i]], plan=Plan(rows=8))).values for i in range(3)])
-    torch.testing.assert_close(single, whole[:3], rtol=1e-9, atol=1e-9)
-    assert not torch.allclose(LrpEpsilon()(vd.Task(nn.Sequential(*net[:1], *net[2:]), x)).values, whole)

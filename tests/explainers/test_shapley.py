@@ -83,14 +83,6 @@ def test_they_sum_to_what_there_is_to_explain_and_give_nothing_to_a_dummy() -> N
     assert bool((e.values[:, 2] == 0).all())
 
 
-def test_a_linear_model_gives_its_own_terms() -> None:
-    net = nn.Linear(12, 2).double()
-    task = vd.Task(net, torch.randn(3, 12).double(), fill=0.0)
-    e = vd.explain("exact_shapley", task)
-    want = net.weight.detach()[task.targets] * task.inputs
-    torch.testing.assert_close(e.values, want, atol=1e-7, rtol=1e-7)
-
-
 def test_lengths_may_differ() -> None:
     from tests.perturb.test_subset_table import tokens
 

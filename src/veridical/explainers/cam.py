@@ -53,8 +53,8 @@ class Cam(Explainer):
         if task.modality == "series" and task.space.valid is not None:
             return "it lays a layer's grid over a whole series and cannot tell padding; give equal lengths"
         if self.layer is None:
-            return self._no_maps(task)
-        found = layer_shapes(task)
+            return last_maps(task).refusal
+        found = last_maps(task).shapes
         if self.layer not in found:
             return str(unknown_name("layer that runs", self.layer, found))
         if len(found[self.layer]) != 1:
@@ -74,24 +74,6 @@ class Cam(Explainer):
     def coarse(self, task: Task, context: Context) -> Tensor:
         """The map (n, *grid) on the layer's own grid."""
         raise NotApplicableError(f"explainer '{self.name}' does not say how it weighs channels")
-
-    def _no_maps(self, task: Task) -> str | None:
-        if last_maps(task).astray:
-            return (
-                "the model gives other outputs when its operations are traced one by one: it changes a part "
-                "of a tensor in place; name a layer with layer=..."
-            )
-        if last_maps(task).lost or (last_maps(task).transformer and last_maps(task).behind):
-            return (
-                "its tokens are not laid as rows x (at most 2 others, then the patches) x size (are there "
-                "registers, a class token behind, or places before rows?), so that their grid cannot be told"
-            )
-        if last_maps(task).words:
-            return None
-        return (
-            f"no convolution layer of the model answers rows, channels and {spatial_axes(task)} axes of more "
-            "than one position; name a layer that does with layer=..."
-        )
 
 
 @dataclass(frozen=True)
@@ -217,7 +199,8 @@ class ScoreCam(Cam):
     needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
 
     def rows_per_sample(self, task: Task) -> int:
-        return 1 + (last_maps(task).channels if self.layer is None else layer_shapes(task)[self.layer][0][1])
+        place = last_maps(task)
+        return 1 + (place.channels if self.layer is None else place.shapes[self.layer][0][1])
 
     def _pieces(self, task: Task) -> Iterator[Task]:
         # the masked rows of few samples are cut into chunks here
@@ -240,12 +223,11 @@ class ScoreCam(Cam):
                 raise _independent(self.name, "its last maps (none)")
             return seen.last
 
-    def _no_maps(self, task: Task) -> str | None:
-        if last_maps(task).transformer:
-            return (
-                "its patches are tokens, which have no maps to look through; give it a convolutional network"
-            )
-        return super()._no_maps(task)
+    def inapplicable_reason(self, task: Task) -> str | None:
+        reason = super().inapplicable_reason(task)
+        if reason is None and self.layer is None and last_maps(task).transformer:
+            return "its patches are tokens, which have no maps to look through; give a convolutional network"
+        return reason
 
     def coarse(self, task: Task, context: Context) -> Tensor:
         activations = self._activations(task)[: len(task)].detach()
@@ -329,7 +311,7 @@ class LastMaps(Tracer):
         self._convolutions, self._patches, self._lost = 0, False, False
         self._just_made = False
         self._layers: list[str] = []
-        self._runs: dict[str, int] = {}
+        self.shapes: dict[str, list[tuple[int, ...]]] = {}
         self.behind = False
         """Whether tokens of the model's own stand behind those of the patches."""
 
@@ -346,11 +328,12 @@ class LastMaps(Tracer):
     @property
     def layer(self) -> str | None:
         """The layer that runs once and whose output the last maps are, if there is one."""
-        return next((name for name in self._layers if self._runs[name] == 1), None)
+        return next((name for name in self._layers if len(self.shapes[name]) == 1), None)
 
     def after_layer(self, name: str, output: Any) -> None:
         """Note that a layer has run; its output stands for the last maps if nothing has read them before."""
-        self._runs[name] = self._runs.get(name, 0) + 1
+        if isinstance(output, Tensor):
+            self.shapes.setdefault(name, []).append(tuple(output.shape))
         if self._just_made and output is self.last:
             self._layers.append(name)
 
@@ -422,58 +405,24 @@ class LastMaps(Tracer):
         return tokens.flatten(1, -2)[:, extra:].transpose(1, 2).unflatten(2, grid)
 
 
-def layer_shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
-    """The output shapes of every layer for one row, in the order they ran; not counted."""
-    shapes: dict[str, list[tuple[int, ...]]] = task.uncounted(lambda: _shapes(task.reference))
-    return shapes
-
-
-@fact
-def _shapes(task: Task) -> dict[str, list[tuple[int, ...]]]:
-    found: dict[str, list[tuple[int, ...]]] = {}
-
-    def after(name: str, output: Any) -> None:
-        if isinstance(output, Tensor):
-            found.setdefault(name, []).append(tuple(output.shape))
-
-    with task.session() as model, _every_layer(task, after):
-        call(model, task.inputs[:1], take_side(task.side, slice(0, 1)))
-    return found
-
-
-@contextmanager
-def _every_layer(task: Task, after: Callable[[str, Any], None]) -> Iterator[None]:
-    """While this is open, `after(name, output)` is called behind each layer."""
-    handles = [
-        layer.register_forward_hook(lambda _layer, _inputs, output, name=name: after(name, output))
-        for name, layer in task.predictor.model.named_modules()
-        if not isinstance(layer, torch.jit.ScriptModule)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 @dataclass(frozen=True)
 class Place:
-    """Where the last maps of a model are."""
+    """What a run on one row shows of a model's layers, and where its last maps are."""
 
+    shapes: dict[str, list[tuple[int, ...]]]
+    """The output shapes of every layer, in the order they ran."""
     words: str
-    """The operation that makes them and their size; nothing if there are none."""
+    """The operation that makes the last maps and their size."""
     grid: tuple[int, ...]
     channels: int
     transformer: bool
     """Whether they are tokens."""
-    astray: bool
-    """Whether the model gives other outputs when it is traced."""
-    lost: bool
-    """Whether its tokens cannot be laid on the grid of its patches."""
     behind: bool
     """Whether tokens of its own stand behind those of its patches."""
     layer: str | None
     """The layer whose output they are, which need not be traced; None if there is none."""
+    refusal: str | None
+    """Why the last maps cannot be read, or None if they can."""
 
 
 def last_maps(task: Task) -> Place:
@@ -492,11 +441,42 @@ def _place(task: Task) -> Place:
         own = call(model, row, side)
         # unless it answers otherwise whenever it is asked
         astray = not agree(traced, own) and agree(own, call(model, row, side))
+    refusal = None
+    if astray:
+        refusal = (
+            "the model gives other outputs when its operations are traced one by one: it changes a part "
+            "of a tensor in place; name a layer with layer=..."
+        )
+    elif seen.lost or (seen.transformer and seen.behind):
+        refusal = (
+            "its tokens are not laid as rows x (at most 2 others, then the patches) x size (are there "
+            "registers, a class token behind, or places before rows?), so that their grid cannot be told"
+        )
+    elif seen.last is None:
+        refusal = (
+            f"no convolution layer of the model answers rows, channels and {spatial_axes(task)} axes of more "
+            "than one position; name a layer that does with layer=..."
+        )
     tokens = "the last residual sum of tokens by which patches reach the output"
     words = tokens if seen.transformer else seen.place
     channels = 0 if seen.last is None else seen.last.shape[1]
     layer = None if seen.transformer else seen.layer
-    return Place(words, seen.grid, channels, seen.transformer, astray, seen.lost, seen.behind, layer)
+    return Place(seen.shapes, words, seen.grid, channels, seen.transformer, seen.behind, layer, refusal)
+
+
+@contextmanager
+def _every_layer(task: Task, after: Callable[[str, Any], None]) -> Iterator[None]:
+    """While this is open, `after(name, output)` is called behind each layer."""
+    handles = [
+        layer.register_forward_hook(lambda _layer, _inputs, output, name=name: after(name, output))
+        for name, layer in task.predictor.model.named_modules()
+        if not isinstance(layer, torch.jit.ScriptModule)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
@@ -509,17 +489,10 @@ def watched(task: Task, name: str) -> Iterator[list[Tensor]]:
         # the model goes on with a copy: an activation in place would overwrite what we keep
         return output.clone()
 
-    model = task.predictor.model
+    named = dict(task.predictor.model.named_modules())
     # a view of other weights holds the caller's module under a name of its own
-    original = task.reference.predictor.model.get_submodule(name)
-    layer = original if any(m is original for m in model.modules()) else _under(model, name)
-    handle = layer.register_forward_hook(after)
+    handle = named[name if name in named else f"module.{name}"].register_forward_hook(after)
     try:
         yield seen
     finally:
         handle.remove()
-
-
-def _under(model: nn.Module, name: str) -> nn.Module:
-    named = dict(model.named_modules())
-    return named[name] if name in named else named[f"module.{name}"]

@@ -20,16 +20,22 @@ from veridical.perturb.fills import Backgrounds
 from veridical.values.task import Task
 
 
+@dataclass(frozen=True)
+class _Control(Explainer):
+    """Base of the controls."""
+
+    paper: ClassVar[str] = "control"
+    control: ClassVar[bool] = True
+
+
 @register
 @dataclass(frozen=True)
-class Random(Explainer):
+class Random(_Control):
     """Uniform noise on [0, 1), drawn anew for every sample and key (RAN in the GEF paper)."""
 
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "control: uniform noise"
-    paper: ClassVar[str] = "control"
     stochastic: ClassVar[bool] = True
-    control: ClassVar[bool] = True
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         return keyed.uniform(context.key, task.draw_ids, 0, task.space.n_features)
@@ -37,7 +43,7 @@ class Random(Explainer):
 
 @register
 @dataclass(frozen=True)
-class RandomK(Explainer):
+class RandomK(_Control):
     """K features drawn at random are 1, all others 0 (RAN-K in the GEF paper).
 
     A sample with fewer than K features has 1 in all of them.
@@ -47,9 +53,7 @@ class RandomK(Explainer):
     """Features that are 1."""
     name: ClassVar[str] = "random_k"
     summary: ClassVar[str] = "control: K random features"
-    paper: ClassVar[str] = "control"
     stochastic: ClassVar[bool] = True
-    control: ClassVar[bool] = True
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         space = task.space
@@ -59,13 +63,11 @@ class RandomK(Explainer):
 
 @register
 @dataclass(frozen=True)
-class Constant(Explainer):
+class Constant(_Control):
     """The same relevance, 1, for every feature: a map without any information."""
 
     name: ClassVar[str] = "constant"
     summary: ClassVar[str] = "control: every feature alike"
-    paper: ClassVar[str] = "control"
-    control: ClassVar[bool] = True
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         return torch.ones(len(task), task.space.n_features, device=task.device)
@@ -73,7 +75,7 @@ class Constant(Explainer):
 
 @register
 @dataclass(frozen=True)
-class Sobel(Explainer):
+class Sobel(_Control):
     """The edges of the input: Sobel's gradient magnitude of an image, |x_t - x_(t-1)| of a series.
 
     Channels are averaged: before the filter in an image, after the difference in a series, whose first step
@@ -82,9 +84,7 @@ class Sobel(Explainer):
 
     name: ClassVar[str] = "sobel"
     summary: ClassVar[str] = "control: edges of the input"
-    paper: ClassVar[str] = "control"
     modalities: ClassVar[frozenset[str]] = frozenset({"image", "series"})
-    control: ClassVar[bool] = True
 
     def inapplicable_reason(self, task: Task) -> str | None:
         reason = super().inapplicable_reason(task)
@@ -115,7 +115,7 @@ def jumps(series: Tensor, axis: int) -> Tensor:
 
 @register
 @dataclass(frozen=True)
-class InputMagnitude(Explainer):
+class InputMagnitude(_Control):
     """How far each feature lies from its fill, in standard deviations of the reference rows; never the model.
 
     |x - fill| / sd, summed over the elements of a feature; without reference rows, or where they do not vary,
@@ -126,8 +126,6 @@ class InputMagnitude(Explainer):
 
     name: ClassVar[str] = "input_magnitude"
     summary: ClassVar[str] = "control: how far the input is from its fill"
-    paper: ClassVar[str] = "control"
-    control: ClassVar[bool] = True
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         if task.modality == "text" and not task.inputs.is_floating_point():
@@ -177,7 +175,7 @@ def _token_counts(task: Task) -> Tensor:
 
 @register
 @dataclass(frozen=True)
-class MovingNoise(Explainer):
+class MovingNoise(_Control):
     """Noise of each sample plus a random projection of the model's outputs: it moves with the model.
 
     It follows the outputs and knows no feature, so metrics that watch a map move, as GEF does, like it.
@@ -185,8 +183,6 @@ class MovingNoise(Explainer):
 
     name: ClassVar[str] = "moving_noise"
     summary: ClassVar[str] = "control: noise that moves with the outputs"
-    paper: ClassVar[str] = "control"
-    control: ClassVar[bool] = True
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         size = task.space.n_features

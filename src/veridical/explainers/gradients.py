@@ -96,15 +96,21 @@ def _cannot_backpropagate(error: RuntimeError) -> NotApplicableError:
     )
 
 
+@dataclass(frozen=True)
+class ByGradients(Explainer):
+    """Base of the methods that read gradients of the explained output."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+
+
 @register
 @dataclass(frozen=True)
-class Gradient(Explainer):
+class Gradient(ByGradients):
     """The gradient of the explained output, signs kept: d y_c / d x."""
 
     name: ClassVar[str] = "gradient"
     summary: ClassVar[str] = "gradient of the output, signed"
     paper: ClassVar[str] = "Baehrens et al. 2010"
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         return gradient(task, context=context)
@@ -112,13 +118,12 @@ class Gradient(Explainer):
 
 @register
 @dataclass(frozen=True)
-class Saliency(Explainer):
+class Saliency(ByGradients):
     """The absolute gradient: |d y_c / d x|."""
 
     name: ClassVar[str] = "saliency"
     summary: ClassVar[str] = "absolute gradient"
     paper: ClassVar[str] = "Simonyan et al. 2014"
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         return gradient(task, context=context).abs()
@@ -126,13 +131,12 @@ class Saliency(Explainer):
 
 @register
 @dataclass(frozen=True)
-class InputXGradient(Explainer):
+class InputXGradient(ByGradients):
     """Input times gradient: x * d y_c / d x."""
 
     name: ClassVar[str] = "input_x_gradient"
     summary: ClassVar[str] = "input times gradient"
     paper: ClassVar[str] = "Shrikumar et al. 2016"
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         return task.inputs * gradient(task, context=context)
@@ -217,7 +221,7 @@ def integrated(task: Task, x: Tensor, start: Tensor, rule: Quadrature, steps: in
 
 @register
 @dataclass(frozen=True)
-class IntegratedGradients(Explainer):
+class IntegratedGradients(ByGradients):
     """The mean gradient along the straight path from a baseline, times the way: completeness in the limit.
 
     e = (x - x0) * integral over t in [0, 1] of dy_c/dx at x0 + t (x - x0); its sum is y_c(x) - y_c(x0).
@@ -233,7 +237,6 @@ class IntegratedGradients(Explainer):
     summary: ClassVar[str] = "gradients integrated from a baseline"
     paper: ClassVar[str] = "Sundararajan et al. 2017, eq. 1"
     completeness: ClassVar[str] = "values sum to y(x) - y(baseline), as far as the steps integrate the path"
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def __post_init__(self) -> None:
         if self.rule == "trapezoid" and self.steps < 2:
@@ -310,7 +313,7 @@ def from_random_baselines(task: Task, key: Key, samples: int, noise: float = 0.0
 
 
 @dataclass(frozen=True)
-class _FromRandomBaselines(Explainer):
+class _FromRandomBaselines(ByGradients):
     samples: Count = 32
     """Random points per sample at which the gradient is read."""
     exact: ClassVar[bool] = False
@@ -337,7 +340,6 @@ class GradientShap(_FromRandomBaselines):
     summary: ClassVar[str] = "gradients at random points on the way from random baselines"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
     completeness: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines, in expectation"
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         return from_random_baselines(task, context.key, self.samples, self.noise)
@@ -371,7 +373,7 @@ def no_noise_on_units(task: Task) -> str | None:
 
 
 @dataclass(frozen=True)
-class Smoothing(Explainer):
+class Smoothing(ByGradients):
     """Base of the methods that repeat a map under noise N(0, (noise * range)^2) added to the input.
 
     The published F-Fidelity program repeats base="integrated_gradients".
@@ -385,7 +387,6 @@ class Smoothing(Explainer):
     """The map that is repeated: "gradient", or "integrated_gradients" from zero."""
     steps: Count = 16
     """Points on the path, where the base is "integrated_gradients"."""
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     stochastic: ClassVar[bool] = True
 
     def inapplicable_reason(self, task: Task) -> str | None:

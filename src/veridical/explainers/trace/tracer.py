@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from veridical.core.facts import fact
 from veridical.errors import NotApplicableError, ShapeError, VeridicalError
-from veridical.explainers.base import Explainer, keep_outputs, selected
-from veridical.explainers.gradients import input_gradient
+from veridical.explainers.base import keep_outputs, selected
+from veridical.explainers.gradients import ByGradients, input_gradient
 from veridical.explainers.layout import at_logits
 from veridical.explainers.trace.operations import FACTS, LIKE, NEW, mapped, overwritten, plain_name, tensors
 from veridical.models.adapters import ArrayModel, FunctionModel
@@ -299,10 +299,8 @@ def traced_outputs(task: Task, tracer: Tracer) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TracingExplainer(Explainer):
+class TracingExplainer(ByGradients):
     """Base of the methods that change what is passed back through a model: a subclass gives the tracer."""
-
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     def tracer(self, task: Task, x: Tensor) -> Tracer:
         """The rules of this method, for one run on x."""
