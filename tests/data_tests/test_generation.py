@@ -64,6 +64,17 @@ def test_several_tokens_of_an_answer_are_summed_and_some_may_be_chosen():
     assert float(last.outputs[0, 0]) == pytest.approx(log_probability(ids, TOKENS.encode(" rains")), abs=1e-9)
 
 
+def test_a_part_of_an_answer_is_compared_with_the_same_part_of_the_foil():
+    answers, foils = [" dog. It rains", " cake"], [" cat. Bob has", " tea"]
+    task = made(answers=answers, foils=foils, answer_parts=["It", None])
+    ids = TOKENS.encode(PROMPTS[0] + QUESTIONS[0])
+    own, other = (TOKENS.encode(text[0]) for text in (answers, foils))
+    want = log_probability([*ids, *own[:2]], own[2:3]) - log_probability([*ids, *other[:2]], other[2:3])
+    assert float(task.outputs[0, 0]) == pytest.approx(want, abs=1e-9)
+    with pytest.raises(InputError, match="its foil of 1 tokens for 4 has no such part"):
+        made(answers=answers, foils=FOILS, answer_parts=["It", None])
+
+
 @pytest.mark.parametrize("foils", [[" cat", " tea"], [" cat. It rains", " tea"]])
 def test_dropping_a_unit_is_asking_the_shorter_text(foils):
     task = made(off="drop", foils=foils)

@@ -54,7 +54,8 @@ class Generation(Task):
     questions : sequence of str, optional
         Texts put behind the prompts that are never switched off.
     answer_parts : sequence, optional
-        Which part of each answer is judged: a text in it, or token numbers.
+        Which part of each answer is judged: a text in it, or token numbers. Its foil is judged at the same
+        places, and has as many tokens.
     units : str or list of spans per prompt
         "token", "word", "sentence", "passage" (between blank lines), "example" (passages but the last),
         "turn" (messages of a chat), or spans of the caller's own.
@@ -244,6 +245,9 @@ def _side(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Ten
         "predicted": answer,
         "foil": foil,
         "foiled": _rows([[1] * len(a.foil_tokens or a.tokens[:1]) for a in answers], 0).bool(),
+        "foil_judged": _rows(
+            [[i in a.foil_judged for i in range(len(a.foil_tokens or a.tokens[:1]))] for a in answers], 0
+        ).bool(),
     }
 
 
@@ -270,6 +274,8 @@ class Answer:
     """What might have been answered instead."""
     foil_tokens: tuple[int, ...] | None = None
     """The tokens of the foil."""
+    foil_judged: tuple[int, ...] = ()
+    """Which of these are judged: all, or those at the places of the answer's."""
 
 
 def answer_of(
@@ -284,10 +290,18 @@ def answer_of(
         text, tokens = str(tokenizer.decode(list(answer))), answer
     else:
         text, tokens = answer, continued(tokenizer, prompt.tokens, answer, number, special)
-    against = None if foil is None else continued(tokenizer, prompt.tokens, foil, number, special)
+    judged = _judged(tokenizer, text, tokens, part, number)
+    if foil is None:
+        return Answer(text, tokens, judged)
+    against = continued(tokenizer, prompt.tokens, foil, number, special)
     if against == tokens:
         raise InputError(f"answer and foil of prompt {number} are the same text {text!r:.40}")
-    return Answer(text, tokens, _judged(tokenizer, text, tokens, part, number), foil, against)
+    if part is not None and len(against) != len(tokens):
+        raise InputError(
+            f"a part of the answer to prompt {number} is judged, and its foil of {len(against)} tokens for "
+            f"{len(tokens)} has no such part; give a foil of equally many tokens, or none"
+        )
+    return Answer(text, tokens, judged, foil, against, tuple(range(len(against))) if part is None else judged)
 
 
 def _judged(tokenizer: Any, text: str, tokens: tuple[int, ...], part: Any, number: int) -> tuple[int, ...]:

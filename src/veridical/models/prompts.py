@@ -93,7 +93,7 @@ class PromptModel(nn.Module):
         logits, against = self.both_logits(gates, side)
         response = own = _total(logits.log_softmax(-1), side["answer"], side["judged"])
         if against is not None:
-            response = own - _total(against.log_softmax(-1), side["foil"], side["foiled"])
+            response = own - _total(against.log_softmax(-1), side["foil"], side["foil_judged"])
         return response, logits.argmax(-1), own
 
     def both_logits(self, gates: Tensor, side: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -212,7 +212,7 @@ class PromptLogits(nn.Module):
         logits, against = self.module.both_logits(gates, side)
         total = _total(self._scaled(logits), side["answer"], side["judged"])
         if against is not None:
-            total = total - _total(self._scaled(against), side["foil"], side["foiled"])
+            total = total - _total(self._scaled(against), side["foil"], side["foil_judged"])
         return total[:, None]
 
     def _scaled(self, logits: Tensor) -> Tensor:
