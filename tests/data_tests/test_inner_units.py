@@ -384,3 +384,56 @@ def test_fid_of_a_prompt_is_the_fall_of_its_log_probability():
     at = details["probability"].isfinite().double().argmax(-1, keepdim=True)
     torch.testing.assert_close(details["probability"].gather(1, at)[:, 0], fell[:, 0], atol=1e-7, rtol=0)
     torch.testing.assert_close(details["indicator"].gather(1, at)[:, 0], fell[:, 0], atol=1e-7, rtol=0)
+
+
+# --- heads of encoders, which are joined in different places ---------------------------------------------
+
+ENCODERS = {
+    "Bert": (lambda layer: layer.attention.output.dense, {}),
+    "DistilBert": (lambda layer: layer.attention.out_lin, {"dim": 32, "hidden_dim": 48, "n_layers": 2}),
+    "MPNet": (lambda layer: layer.attention.attn.o, {}),
+    "ConvBert": (None, {}),
+}
+
+
+def encoder(kind):
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    own = {"n_heads": 4, **ENCODERS[kind][1]} if kind == "DistilBert" else shape
+    config = getattr(transformers, f"{kind}Config")(vocab_size=50, num_labels=3, **own)
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.25)
+    return made
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("kind", ["Bert", "DistilBert", "MPNet"])
+def test_heads_of_an_encoder_against_its_joining_projection(kind):
+    made, ids = encoder(kind), torch.randint(5, 50, (3, 6), generator=torch.Generator().manual_seed(0))
+    task = vd.Task(made, ids, side={"attention_mask": torch.ones_like(ids)})
+    switched = vd.data.switch(task, vd.models.Heads())
+    assert len(switched.space.names) == 8
+    gates = switched.inputs.clone()
+    gates[:, 1] = 0
+    base = getattr(made, made.base_model_prefix)
+    first = (base.transformer if kind == "DistilBert" else base.encoder).layer[0]
+
+    def off(_module, given):
+        state = given[0].clone()
+        state[..., 8:16] = 0
+        return (state, *given[1:])
+
+    handle = ENCODERS[kind][0](first).register_forward_pre_hook(off)
+    with torch.no_grad():
+        expected = made(ids, attention_mask=torch.ones_like(ids)).logits
+    handle.remove()
+    torch.testing.assert_close(switched.with_inputs(gates).outputs, expected)
+
+
+@pytest.mark.extras
+def test_heads_that_are_joined_with_something_else_are_refused():
+    made, ids = encoder("ConvBert"), torch.randint(5, 50, (3, 6))
+    with pytest.raises(NotApplicableError, match="no attention layer with a projection of its heads"):
+        vd.data.switch(vd.Task(made, ids), vd.models.Heads())

@@ -281,7 +281,7 @@ class Atoms(InnerUnits):
         return replace(site, count=len(atoms), chosen=atoms), [f"atom {atom}" for atom in atoms]
 
 
-_JOINING = ("o_proj", "c_proj", "out_proj", "wo", "to_out", "proj", "out", "dense")
+_JOINING = ("o_proj", "c_proj", "out_proj", "out_lin", "wo", "to_out", "proj", "out", "dense", "o")
 _COUNTS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads")
 
 
@@ -336,8 +336,18 @@ def _attends(name: str, module: nn.Module) -> bool:
 
 
 def _answers(module: nn.Module) -> bool:
-    """Whether a layer answers with its heads side by side, and another one joins them."""
-    return bool(re.search("SelfAttention$", type(module).__name__))
+    """Whether a layer answers with its heads side by side, and another one joins them.
+
+    Then it holds projections to queries, keys and values, and nothing else that could mix the heads.
+    """
+    if not re.search("SelfAttention$", type(module).__name__):
+        return False
+    projection = "(pos_|in_)?(q|k|v|qkv|query|key|value|proj)(_proj|_lin|_layer|_global)?"
+    return not any(
+        isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d) and not re.fullmatch(projection, name)
+        for name, child in module.named_children()
+        for layer in child.modules()
+    )
 
 
 def _heads(module: nn.Module | None) -> int | None:
