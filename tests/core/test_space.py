@@ -103,6 +103,14 @@ def test_pool_after_expand_counts_elements_for_random_label_maps(data: st.DataOb
     assert torch.equal(space.expand(pooled), naive_expand(space, pooled))
 
 
+def test_column_groups_are_an_index_each_or_lists_of_columns():
+    by_list = Space.column_groups([[0, 3], [1], [2, 4]])
+    assert torch.equal(by_list.labels, Space.column_groups([0, 1, 2, 0, 2]).labels)
+    for wrong in ([[0, 1], [1, 2]], [[0], [2]]):
+        with pytest.raises(InputError, match="every column once"):
+            Space.column_groups(wrong)
+
+
 def test_patches_at_the_edge_are_smaller() -> None:
     space = Space.patches((1, 5, 4), 2)
     assert space.n_features == 6

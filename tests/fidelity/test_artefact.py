@@ -123,13 +123,6 @@ def test_between_the_limits_scores_are_flagged() -> None:
     assert "saliency maps" in (check(maps=0.1).inapplicable_reason or "")
 
 
-def test_flags_reach_the_scores(task: vd.Task, tmp_path: Path) -> None:
-    few = finetune(task, gaussian(100, 1), **QUICK, cache=tmp_path)  # ten rows held out
-    scores = vd.score(FFid(finetuned=few, draws=2), task, "gradient")
-    assert scores.flagged[few.held_out.flags[0]] == len(task)
-    assert scores.provenance["finetuned"]["agreement with the model"] == few.held_out.agreement
-
-
 def test_samples_it_answers_otherwise_are_flagged(task: vd.Task, tmp_path: Path) -> None:
     artefact = finetune(task, **QUICK, cache=tmp_path)
     other = artefact.on(task).outputs.argmax(-1) != task.predictions
@@ -325,13 +318,3 @@ def test_sources_that_cannot_be_read_twice_alike_are_refused(task: vd.Task, tmp_
             finetune(task, source, **options, **QUICK, cache=tmp_path)
     with pytest.raises(InputError, match="shape"):
         finetune(task, torch.utils.data.TensorDataset(torch.rand(20, 7)), **QUICK, cache=tmp_path)
-
-
-def test_the_bar_tells_the_loss(
-    task: vd.Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    artefact = finetune(task, **QUICK, cache=tmp_path, progress=True)
-    said = capsys.readouterr().err
-    assert f"validation loss {artefact.history[-1]['validation']:.4f}" in said

@@ -15,7 +15,6 @@ from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, VeridicalWarning
 from veridical.fidelity import FFid, Fid, Finetuned, RFid, finetune
 from veridical.fidelity.finetuning import cache_folder
-from veridical.fidelity.training import batches, head_loss, split
 from veridical.fidelity.training_rows import Rows
 from veridical.perturb.fills import Zero
 
@@ -173,13 +172,6 @@ def test_without_labels_the_models_own_answers_are_the_targets_and_it_says_so(
     assert scores.provenance["finetuned"]["evaluated rows that were trained on"] == 0
 
 
-def test_fine_tuning_on_the_evaluated_rows_is_labelled(task: vd.Task, tmp_path: Path) -> None:
-    same = vd.Task(task.model, task.inputs, labels=task.labels, train=(task.inputs, task.labels))
-    artefact = finetune(same, **QUICK, cache=tmp_path)
-    scores = FFid(finetuned=artefact, draws=2)(same, vd.explain("gradient", same))
-    assert scores.provenance["finetuned"]["evaluated rows that were trained on"] == 24
-
-
 def test_by_name_it_fine_tunes_once(task: vd.Task, own_cache: Path) -> None:
     plus = vd.score("ffid_plus", task, "saliency", draws=3, variant="probability")
     files = set(own_cache.rglob("*.safetensors"))
@@ -229,15 +221,6 @@ def test_artefacts_and_their_metrics_go_to_json_and_back(task: vd.Task, tmp_path
     assert "cannot be read" in repr(Finetuned(str(tmp_path / "none.safetensors")))
 
 
-def test_the_callers_loss_and_optimiser_are_used(task: vd.Task, tmp_path: Path) -> None:
-    optimiser = partial(torch.optim.SGD, lr=0.0)
-    still = finetune(task, epochs=1, optimiser=optimiser, key="still", cache=tmp_path)
-    assert torch.equal(still.weights["head.weight"], task.model.state_dict()["head.weight"])
-    smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
-    one = finetune(task, epochs=1, loss=smooth, key="smooth", cache=tmp_path)
-    assert one.history != finetune(task, epochs=1, cache=tmp_path).history
-
-
 @pytest.mark.parametrize("head", ["multiclass", "binary", "multilabel", "regression"])
 def test_every_head(head: str, tmp_path: Path) -> None:
     x = torch.randn(60, 12, generator=torch.Generator().manual_seed(0))
@@ -256,12 +239,6 @@ def test_every_head(head: str, tmp_path: Path) -> None:
     artefact = finetune(task, **QUICK, cache=tmp_path)
     scores = FFid(finetuned=artefact, draws=3, sizes=(0.5,))(task, vd.explain("gradient", task))
     assert not scores.values.isnan().any()
-
-
-def test_binary_loss_is_that_of_the_logit() -> None:
-    z, y = torch.tensor([0.3, -1.2]), torch.tensor([1, 0])
-    expected = nn.functional.binary_cross_entropy_with_logits(z, y.float())
-    assert torch.equal(head_loss("binary")(torch.stack([-z, z], 1), y), expected)
 
 
 def test_text_leaves_pads_alone_and_asks_for_the_features_of_padded_series(tmp_path: Path) -> None:
@@ -316,14 +293,6 @@ def test_rows_the_model_knows_far_less_well_raise_a_warning(task: vd.Task, tmp_p
         finetune(task, (x, y), epochs=1, cache=tmp_path)
 
 
-def test_splits_and_batches() -> None:
-    learn, held = split(20, 0.1, Key(0), torch.device("cpu"))
-    assert sorted([*learn.tolist(), *held.tolist()]) == list(range(20))
-    assert len(held) == 2
-    assert [len(piece) for piece in batches(torch.arange(9), 4)] == [4, 5]
-    assert [len(piece) for piece in batches(torch.arange(1), 4)] == [1]
-
-
 FEW = {"sizes": (0.2, 0.5, 0.8), "draws": 3}
 
 
@@ -333,14 +302,6 @@ FEW = {"sizes": (0.2, 0.5, 0.8), "draws": 3}
 )
 def test_the_metrics_keep_their_promises(metric: vd.Metric, modality: str) -> None:
     testing.check_metric(metric, modality)
-
-
-def test_another_key_draws_otherwise(task: vd.Task) -> None:
-    explanation = vd.explain("saliency", task)
-    metric = RFid(draws=2, variant="probability")
-    one, other = metric(task, explanation, Key(0)), metric(task, explanation, Key(0) / "repeat")
-    assert not torch.equal(one.values, other.values)
-    assert torch.equal(one.values, metric(task, explanation, Key(0)).values)
 
 
 def test_the_folder_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

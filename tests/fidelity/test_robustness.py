@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import RobustnessTable, finetune, robustness_table
-from veridical.fidelity.robustness import CONTROL, ORIGINAL, TUNED, masked_predictions
+from veridical.fidelity.robustness import CONTROL, ORIGINAL, TUNED
 
 
 class Bright(nn.Module):
@@ -45,19 +44,6 @@ def test_accuracies_follow_the_exact_share_of_features_removed(tmp_path: Path) -
     assert len(frame) == 9
     assert "fine-tuning has not made it robust yet" in found.advice
     assert "fine-tuned without masks" in repr(found)
-
-
-def test_masked_answers_remove_exactly_the_share() -> None:
-    task = task_needing(0.5)
-    for share, left in ((0.0, 40), (0.1, 36), (0.29, 29)):
-        model_sum = vd.Task(Counting(), task.inputs, fill="zero", head="regression")
-        counts = masked_predictions(model_sum, (share,), 3, Key(0))[10:]
-        assert (counts == left).all()
-
-
-class Counting(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.sum(1, keepdim=True)
 
 
 def table(original: float, tuned: float, control: float) -> RobustnessTable:
@@ -102,12 +88,3 @@ def test_shares_of_few_features_are_whole_ones_and_never_none(tmp_path: Path) ->
     assert "plain Fid is enough" not in found.advice
     assert "with 1 of 9 features masked" in found.advice
     assert "1 of 9" in repr(found).splitlines()[0]
-
-
-def test_the_advice_heeds_agreement() -> None:
-    accuracy = {ORIGINAL: (0.8, 0.4), TUNED: (0.8, 0.78), CONTROL: (0.8, 0.5)}
-    agreement = {ORIGINAL: (1.0, 0.5), TUNED: (0.625, 0.6), CONTROL: (0.8, 0.5)}
-    assert "use FFid" in RobustnessTable((0.0, 0.1), accuracy, accuracy, 100).advice
-    advice = RobustnessTable((0.0, 0.1), accuracy, agreement, 100).advice
-    assert "use FFid" not in advice
-    assert "62.5% of the whole inputs" in advice

@@ -12,7 +12,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import FFid, Finetuned, RFid, explanation_size, finetune
 from veridical.fidelity.metrics import NO_FALL
-from veridical.fidelity.size import fall_onset, read_curves
+from veridical.fidelity.size import read_curves
 
 N = 100
 
@@ -139,14 +139,6 @@ def test_betas_above_the_fine_tuning_are_refused(tmp_path: Path) -> None:
         found_size(20, tmp_path, betas=(0.3, 0.1))
 
 
-def test_onsets_of_exact_curves() -> None:
-    s = torch.arange(1, 100, dtype=torch.float64) / 100
-    for onset in (0.1, 0.2, 0.3):
-        curve = torch.where(s <= onset, 1.0, (onset / s) ** 2)
-        assert float(fall_onset(s, curve[None], 0.05)[0]) == pytest.approx(onset, abs=0.02)
-    assert fall_onset(s[:3], s[None, :3], 0.02).isnan().all()
-
-
 def small(features: int, folder: Path):
     """A table of few columns, of which the first two matter."""
     importance = torch.zeros(features)
@@ -189,10 +181,3 @@ def test_samples_without_a_map_do_not_count(tmp_path: Path) -> None:
     found = found_size(20, tmp_path, maps)
     assert found.estimate == pytest.approx(0.2, abs=0.03)
     assert "2 of 6 samples have no map and are left out" in repr(found)
-
-
-def test_maps_for_another_class_are_said(tmp_path: Path) -> None:
-    task, tuned = setting(tiers(20), tmp_path)
-    maps = vd.Explanation(tiers(20).expand(6, -1).clone(), task.space, torch.zeros(6).long(), task.ids)
-    found = explanation_size(task, maps, finetuned=tuned, resamples=20)
-    assert "6 maps explain another class" in repr(found)

@@ -169,12 +169,6 @@ def test_random_rankings_differ_between_explanations(small: vd.Task) -> None:
     assert torch.equal(again, shift[0])
 
 
-def test_many_random_rankings_approach_the_mean_of_all(small: vd.Task) -> None:
-    scores = vd.score(vd.qge.QRand("kept_features", draws=1000), small[0], "gradient")
-    mean = vd.qge.rankings_of(small[0]).scores.mean()
-    assert abs(float(scores.details["random quality"][0]) - float(mean)) < 0.02
-
-
 def test_values_matter_where_a_metric_reads_them() -> None:
     task = testing.tiny_task("table")
     e = vd.explain("random", task)
@@ -228,14 +222,6 @@ def test_contract_of_others(name: str, modality: str) -> None:
 @pytest.mark.parametrize("name", ["qge:max_sensitivity", "qrand:avg_sensitivity"])
 def test_contract_of_methods(name: str) -> None:
     testing.check_metric(registry.make(name), "table")
-
-
-def test_names_work_everywhere(small: vd.Task) -> None:
-    table_ = vd.evaluate(small, ["gradient", "random"], ["qge:pixel_flipping", "qrand:insertion"])
-    assert not table_.failures
-    assert "qge:pixel_flipping" in table_.metrics
-    settings = vd.score("qge:pixel_flipping", small, "gradient", steps=2)
-    assert settings.provenance["metric"]["metric"]["steps"] == 2
 
 
 def test_mistakes_are_named() -> None:
