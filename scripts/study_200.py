@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 # Ray reads these when it is imported and when its nodes start
 os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0")
 
-from tests.study.killing import files  # noqa: E402 (the path must be set first)
+from scripts.kill_study import files  # noqa: E402 (the path must be set first)
 from veridical import study as studies  # noqa: E402
 from veridical.jobs import RayPool  # noqa: E402
 from veridical.jobs.ray import bound_to  # noqa: E402

@@ -370,9 +370,3 @@ def test_withdrawn_and_vulnerable_pins_are_told() -> None:
     assert "NOT checked for 1 of them" in report
     assert told([Finding("a", "1", vulnerabilities=["CVE-1"])])[1]
     assert not told([Finding("a", "1", vulnerabilities=[])])[1]
-
-
-def test_every_pin_is_read() -> None:
-    text = (ROOT / "constraints.txt").read_text()
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    assert len(pins(text)) == len(lines)

@@ -1,7 +1,6 @@
 """The options by which a user's own model and data enter from a shell."""
 
 import inspect
-import json
 
 import joblib
 import numpy as np
@@ -58,21 +57,6 @@ def test_every_command_that_takes_data_takes_the_column_of_texts():
     assert [name for name, options in own.items() if not {"text", "output"} <= options] == []
 
 
-def test_texts_of_a_named_column_are_judged(tmp_path):
-    from sklearn.feature_extraction.text import CountVectorizer
-
-    rng = np.random.default_rng(0)
-    words = np.array(["the", "film", "plot", "was", "bad", "good"])
-    texts = [" ".join(rng.choice(words, 5)) for _ in range(24)]
-    frame = pd.DataFrame({"said": texts, "title": texts[::-1], "label": [int("good" in t) for t in texts]})
-    frame.to_csv(tmp_path / "said.csv", index=False)
-    model = make_pipeline(CountVectorizer(), LogisticRegression()).fit(frame["said"], frame["label"])
-    joblib.dump(model, tmp_path / "model.joblib")
-    words = ("--model", tmp_path / "model.joblib", "--data", tmp_path / "said.csv", "--allow-code")
-    told = run("meta", "damage", *words, "--text", "said", "-m", "comprehensiveness", "-n", 8, "-o", tmp_path)
-    assert "comprehensiveness" in told
-
-
 def test_without_a_model_an_embedded_task_is_meant():
     assert chosen(samples=3).content_hash() == vd.tasks.load("digits", samples=3).content_hash()
     assert len(chosen(task="wine", device="cpu")) == 44
@@ -114,34 +98,6 @@ def test_a_black_box_gets_explainers_that_need_no_gradient(files):
     assert "failed" not in text
 
 
-@pytest.mark.extras
-def test_a_text_classifier_is_explained_from_a_shell(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
-    folder = tmp_path / "my-classifier"
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(words))
-    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    config = transformers.BertConfig(
-        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
-    )
-    transformers.BertForSequenceClassification(config).save_pretrained(folder)
-    rows = [{"text": "good film", "label": 1}, {"text": "bad film", "label": 0}]
-    (tmp_path / "reviews.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    own = ("--model", folder, "--data", tmp_path / "reviews.jsonl")
-    text = run("explain", "integrated_gradients", *own, "--picture", tmp_path / "maps.png")
-    assert "2 samples x 4 token features" in text
-    assert "film: " in text
-
-
-def test_samples_of_an_embedded_task_are_a_fixed_random_choice():
-    some, again, all_of_it = chosen(samples=20), chosen(samples=20), chosen()
-    assert some.ids.tolist() == again.ids.tolist()
-    assert set(some.ids.tolist()) <= set(all_of_it.ids.tolist())
-    assert some.ids.tolist() != all_of_it.ids[:20].tolist()
-    assert len(some.labels.unique()) > 5
-
-
 @pytest.fixture
 def several(tmp_path):
     """Regressors and classifiers of two targets at once, and a table for them."""
@@ -166,25 +122,6 @@ def test_one_of_several_targets_is_chosen_by_its_number(several):
     assert set(vd.Explanation.load(maps).values.abs().argmax(1).tolist()) == {1}  # it follows b alone
     task = chosen(model=str(several / "classes.joblib"), data=several / "rows.csv", allow_code=True, output=1)
     assert task.n_outputs == 2
-
-
-@pytest.mark.parametrize(
-    ("model", "number", "said"),
-    [
-        ("two", 2, "predicts targets 0 to 1"),
-        ("classes", 5, "predicts targets 0 to 1"),
-        ("one", 1, "predicts one target, number 0"),
-        ("two", -1, "counted from 0"),
-    ],
-)
-def test_a_target_that_is_not_there_is_refused(several, model, number, said):
-    with pytest.raises(InputError, match=said):
-        chosen(
-            model=str(several / f"{model}.joblib"),
-            data=several / "rows.csv",
-            allow_code=True,
-            output=number,
-        )
 
 
 def test_a_target_needs_a_model_of_ones_own():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from veridical import jobs
-from veridical.errors import FormatError, InputError, StorageError, StudyError
+from veridical.errors import FormatError, InputError, StudyError
 from veridical.jobs import (
     BlockedError,
     Job,
@@ -22,6 +22,7 @@ from veridical.jobs import (
     as_executor,
     content_hash,
     lease,
+    pools,
 )
 
 
@@ -93,20 +94,6 @@ def test_a_cell_comes_back_and_damage_is_said(tmp_path, caplog):
     for wrong in (("other", 1, "h"), ("thing", 0, "h"), ("thing", 1, "i")):
         with pytest.raises(FormatError):
             store.read_json("a.json", *wrong)
-
-
-def test_a_file_that_cannot_be_finished_is_not_there(tmp_path, monkeypatch):
-    store = Store(tmp_path)
-    store.write("cells/a", b"old")
-
-    def stop(*_args):
-        raise OSError("no")
-
-    monkeypatch.setattr(os, "replace", stop)
-    with pytest.raises(StorageError, match="no"):
-        store.write("cells/a", b"new")
-    assert store.read("cells/a") == b"old"
-    assert os.listdir(tmp_path / "cells") == ["a"]
 
 
 # --- who may write ----------------------------------------------------------------------------------------
@@ -276,15 +263,9 @@ def test_a_worker_that_dies_is_replaced_and_its_job_tried_again(pool, tmp_path):
     assert other.result() is None
 
 
-def test_workers_that_never_work_end_the_run():
-    class Hopeless(ThreadPoolExecutor):
-        def submit(self, fn, /, *args, **named):
-            return super().submit(self._die)
-
-        def _die(self):
-            raise WorkerLostError("no such luck", begun=False)
-
-    with Hopeless(1) as pool, pytest.raises(StudyError, match="no such luck"):
+def test_workers_that_never_work_end_the_run(monkeypatch):
+    monkeypatch.setattr(pools, "_begin", os._exit)
+    with Processes(1) as pool, pytest.raises(StudyError, match="10 workers in a row have died"):
         list(jobs.run([Job("a")], double, pool))
 
 

@@ -1,11 +1,8 @@
 """Scores that change while their version does not would be mixed with old ones in every study's folder."""
 
-import json
-
 import pytest
 
-from tests.study import golden
-from tests.study.golden import RECORD, current, entries, golden_task, read, verdict, write
+from scripts.renew_golden_scores import RECORD, current, entries, golden_task, read, verdict
 
 
 @pytest.fixture(scope="module")
@@ -29,24 +26,6 @@ def test_no_score_changes_without_its_version(task):
 def test_everything_has_golden_scores(task):
     missing = [name for name in map("/".join, entries(task)) if name not in read()]
     assert not missing, f"{', '.join(missing)}: no golden scores yet; run {RECORD}"
-
-
-def test_only_what_is_new_or_changed_is_written(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(golden, "FILE", tmp_path / "golden.json")
-    monkeypatch.setattr(golden, "entries", lambda task: [("metric", "sparseness"), ("metric", "complexity")])
-    assert write() == ["metric/sparseness", "metric/complexity"]
-    first = read()
-    assert write() == []
-    changed = {"version": 1, "values": [9.0, 9.0, 9.0]}
-    nearly = {
-        **first["metric/complexity"],
-        "values": [v + 1e-9 for v in first["metric/complexity"]["values"]],
-    }
-    golden.FILE.write_text(json.dumps({"metric/sparseness": changed, "metric/complexity": nearly}))
-    assert write(new_only=True) == []
-    assert read()["metric/sparseness"] == changed
-    assert write() == ["metric/sparseness"]
-    assert read() == {**first, "metric/complexity": nearly}
 
 
 def test_a_changed_score_is_noticed(task):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.study.killing import count, descendants, files, kill_often, start
+from scripts.kill_study import count, descendants, files, kill_often, start
 
 HERE = "tests.study.user_code"
 STUDY: dict[str, Any] = {

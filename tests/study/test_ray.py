@@ -18,14 +18,13 @@ import torch
 import yaml
 
 import veridical as vd
+from scripts.kill_study import descendants, files, runs
 from tests.auditing.test_jobs import FAST, METHODS, frame
-from tests.study.killing import PROCESSES, descendants, files, kill_ray, runs
 from veridical import study as studies
 from veridical.auditing import audit
 from veridical.errors import InputError, StudyError
 from veridical.jobs import RayPool
 from veridical.jobs.ray import bound_to
-from veridical.jobs.ray import environment as _environment
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.extras
@@ -256,27 +255,6 @@ def test_a_cluster_of_its_own_is_private_and_goes_away(held, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_any_process_of_two_nodes_may_be_killed(tmp_path):
-    """A run goes on without it, or ends by itself and says why, and another goes on where it was."""
-    slow = {"code": "tests.study.user_code:Slow", "settings": {"seconds": 0.3}}
-    study = {
-        "tasks": [{"name": "known/linear", "samples": 4}],
-        "explainers": ["gradient", "random"],
-        "metrics": ["sparseness", "pixel_flipping", slow],
-        "seeds": list(range(20)),
-        "plan": {"rows": 8},
-    }
-    report = kill_ray(study, tmp_path, list(PROCESSES))
-    assert report.whole, report
-    assert [kind for kind, _ in report.strikes] == list(PROCESSES)
-    became = dict(report.strikes)
-    assert became.pop("driver") == "killed"
-    assert became["worker"] == became["log monitor"] == became["second node"] == "survived"
-    assert all(end == "survived" or end.startswith("said: ") for end in became.values()), became
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_lost_node_of_this_machine_is_a_sentence_a_status_and_no_lease(held, tmp_path):
     (tmp_path / "held" / "hold").touch()
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(held))
@@ -296,14 +274,6 @@ def test_a_lost_node_of_this_machine_is_a_sentence_a_status_and_no_lease(held, t
     assert list((tmp_path / "study_study" / "leases").iterdir()) == []
     resumed = studies.resume(tmp_path / "study_study", executor="in-process", allow_code=True, progress=False)
     assert resumed.status().complete
-
-
-def test_workers_elsewhere_have_the_bounds_of_this_process(monkeypatch):
-    monkeypatch.setenv("VERIDICAL_MAX_THREADS", "3")
-    made = _environment({"env_vars": {"OWN": "1"}, "pip": []})
-    assert made["env_vars"]["VERIDICAL_MAX_THREADS"] == "3"
-    assert made["env_vars"]["OWN"] == "1"
-    assert made["pip"] == []
 
 
 def test_a_head_that_is_gone_is_said_in_a_sentence():

@@ -11,7 +11,6 @@ import yaml
 import veridical as vd
 from veridical import study as studies
 from veridical.errors import InputError
-from veridical.jobs import Processes
 from veridical.study import worker
 
 HERE = "tests.study.user_code"
@@ -135,16 +134,6 @@ def test_cells_fall_with_the_explanation_they_rest_on(code, tmp_path):
     assert run(code, tmp_path, allow_code=True).status().complete
 
 
-def test_a_worker_that_dies_is_replaced_and_its_cell_tried_again(code, tmp_path):
-    deaths = tmp_path / "deaths"
-    deaths.mkdir()
-    code["metrics"].append({"code": f"{HERE}:Dies", "settings": {"folder": str(deaths)}})
-    seen = Seen()
-    study = run(code, tmp_path / "s", Processes(1), allow_code=True, watch=seen)
-    assert study.status().complete
-    assert len(seen.jobs("lost")) == 1
-
-
 def test_a_study_in_memory(small, tmp_path):
     url = f"memory://{tmp_path.name}"
     study = run(small, url)
@@ -184,17 +173,6 @@ def test_explanations_are_dropped_when_not_wanted_and_made_again_when_gone(small
     assert content(tmp_path) == before
 
 
-def test_a_broken_explanation_file_is_made_again(small, tmp_path):
-    run(small, tmp_path)
-    before = content(tmp_path)
-    for path in (tmp_path / "explanations").iterdir():
-        path.write_bytes(b"half")
-    for path in (tmp_path / "cells").iterdir():
-        path.unlink()
-    assert run(small, tmp_path).status().complete
-    assert content(tmp_path) == before
-
-
 def test_a_task_that_changed_under_the_plan_is_refused(small, tmp_path, monkeypatch):
     load = worker.load_task
 
@@ -206,17 +184,6 @@ def test_a_task_that_changed_under_the_plan_is_refused(small, tmp_path, monkeypa
     study = run(small, tmp_path)
     assert study.status().failed == 12
     assert all("is another here" in failure.error for failure in study.failures)
-
-
-@pytest.mark.slow
-def test_a_cell_that_kills_every_worker_is_a_failure(code, tmp_path):
-    deaths = tmp_path / "deaths"
-    deaths.mkdir()
-    code["metrics"].append({"code": f"{HERE}:Dies", "settings": {"folder": str(deaths), "times": 99}})
-    study = run(code, tmp_path / "s", Processes(1), allow_code=True)
-    assert study.status().done == 2
-    said = "WorkerLostError: the worker died with status 7, 3 times"
-    assert [f.error for f in study.failures] == [said] * 2
 
 
 def test_a_cell_that_takes_too_long_is_ended_and_nothing_else_waits(small, tmp_path):
@@ -267,11 +234,6 @@ def test_interrupting_keeps_what_is_finished(small, tmp_path, monkeypatch):
     assert torch.get_num_threads() == 1
     monkeypatch.undo()
     assert studies.resume(tmp_path, executor="in-process", progress=False).status().complete
-
-
-def test_nothing_is_shown_when_nobody_looks(small, tmp_path, capsys):
-    studies.run(small, tmp_path, executor="in-process")
-    assert capsys.readouterr() == ("", "")
 
 
 def test_a_log_has_a_line_an_event(small, tmp_path):

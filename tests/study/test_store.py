@@ -91,13 +91,6 @@ def done(tmp_path_factory) -> Study:
     return studies.run(study, where, executor="in-process", progress=False)
 
 
-def test_any_tool_reads_the_cells(done):
-    duckdb = pytest.importorskip("duckdb")
-    files = f"{done.store.local}/cells/*.parquet".replace("'", "''")
-    found = duckdb.sql(f"select explainer, count(*) n from '{files}' group by all order by explainer")
-    assert found.fetchall() == [("=evil()", 12), ("random", 12)]
-
-
 def test_frames_summaries_and_scores(done):
     frame = done.frame()
     assert len(frame) == 24

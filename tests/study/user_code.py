@@ -1,10 +1,7 @@
 """What a user might name as code in a study file: tasks, explainers and metrics, good ones and bad ones."""
 
-import hashlib
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -83,39 +80,3 @@ class Slow(Metric):
         time.sleep(self.seconds)
         draws = keyed.uniform(context.key, task.ids, 0, 1, torch.float64)[:, 0]
         return Outcome(explanation.values.double().sum(-1) + draws, {"late": draws > 0.5})
-
-
-@dataclass(frozen=True)
-class Greedy(Metric):
-    """Holds ever more memory, or computes in one native call that hears no signal for a long while."""
-
-    name: ClassVar[str] = "greedy"
-    deaf: bool = False
-
-    def evaluate(self, task, explanation, context):  # type: ignore[no-untyped-def]
-        if self.deaf:
-            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2**31 - 1)
-        held = []
-        while len(held) < 4000:
-            try:
-                held.append(torch.ones(2**18))
-                time.sleep(0.002)
-            except Exception:
-                continue
-        return Outcome(explanation.values.double().sum(-1))
-
-
-@dataclass(frozen=True)
-class Dies(Metric):
-    """Ends its process, `times` times; a folder counts them across processes."""
-
-    folder: str = ""
-    times: int = 1
-    name: ClassVar[str] = "dies"
-
-    def evaluate(self, task, explanation, context):  # type: ignore[no-untyped-def]
-        deaths = len(list(Path(self.folder).iterdir()))
-        if deaths < self.times:
-            (Path(self.folder) / str(deaths)).touch()
-            os._exit(7)
-        return Outcome(explanation.values.double().sum(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -13,12 +14,14 @@ from multiprocessing import get_context, parent_process
 from types import ModuleType
 from typing import Any
 
-from veridical.errors import InputError
+from veridical.errors import InputError, StudyError
 from veridical.jobs.ray import RayPool
 from veridical.jobs.run import WorkerLostError
 
+log = logging.getLogger("veridical")
 TOO_LARGE = 77
 """The status of a process that ended since it held too much memory."""
+LOST_IN_A_ROW = 10
 NAMES = ("in-process", "threads", "processes", "ray")
 
 
@@ -57,7 +60,8 @@ class Processes(Executor):
     """Processes of this machine, each started afresh and replaced when it dies.
 
     They do not import the script that started them, so it needs no `if __name__ == "__main__"`, and they end
-    when it does, even by SIGKILL. A call whose process died raises `WorkerLostError`; others do not notice.
+    when it does, even by SIGKILL. A call whose process died is tried again, then raises `WorkerLostError`;
+    others do not notice.
 
     Parameters
     ----------
@@ -68,23 +72,47 @@ class Processes(Executor):
     memory_mib
         A call whose process holds more raises `MemoryError`; None sets no limit, nor is there one where
         /proc is missing.
+    retries
+        How often a call is tried again whose process died under it.
     """
 
-    def __init__(self, workers: int = 2, seconds: float | None = None, memory_mib: int | None = None) -> None:
+    def __init__(
+        self,
+        workers: int = 2,
+        seconds: float | None = None,
+        memory_mib: int | None = None,
+        retries: int = 2,
+    ) -> None:
         if not isinstance(workers, int) or workers < 1:
             raise InputError(f"workers is an integer from 1, got {workers!r}")
-        self.slots, self.seconds, self.memory_mib = workers, seconds, memory_mib
+        self.slots, self.seconds, self.memory_mib, self.retries = workers, seconds, memory_mib, retries
         self._threads = ThreadPoolExecutor(workers)
         self._workers: dict[int, _Worker] = {}
         """The process of each thread."""
         self._closed = False
+        self._lost_in_a_row = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         """Send a call out; the future has its result, or raises what it raised."""
         return self._threads.submit(self._call, pickle.dumps((fn, args, named)))
 
     def _call(self, call: bytes) -> Any:
-        """Have a call done by the process of this thread, and wait for it."""
+        """Have a call done by the process of this thread; one whose process died is tried again."""
+        losses = 0
+        while True:
+            try:
+                found = self._called_once(call)
+                self._lost_in_a_row = 0
+                return found
+            except WorkerLostError as lost:
+                losses, self._lost_in_a_row = losses + lost.begun, self._lost_in_a_row + 1
+                if self._lost_in_a_row >= LOST_IN_A_ROW:
+                    raise StudyError(f"{LOST_IN_A_ROW} workers in a row have died: {lost}") from lost
+                if self._closed or losses > self.retries:
+                    raise WorkerLostError(f"{lost}, {losses} times") from None
+                log.warning("%s; its work is given out again", lost)
+
+    def _called_once(self, call: bytes) -> Any:
         me, begun = threading.get_ident(), False
         with _STARTING:
             if self._closed:

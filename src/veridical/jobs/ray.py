@@ -10,10 +10,9 @@ import os
 import secrets
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -26,6 +25,8 @@ from veridical.values.task import Task
 log = logging.getLogger("veridical")
 KEPT_TASKS = 64
 """Tasks that stay in the object store; older ones are placed again when they are needed."""
+MOST_CALLS = 1000
+"""Calls that are out at a time, each waited for by a thread."""
 MIB = 2**20
 NODE_LOST = (
     "the Ray node of this machine was lost, and the run with it; what is finished is kept: run this again "
@@ -83,12 +84,7 @@ class RayPool(Executor):
         for name, value, least in (("num_cpus", num_cpus, 1), ("cpus", cpus, 0), ("retries", retries, 0)):
             if value is not None and not (isinstance(value, int | float) and value >= least):
                 raise InputError(f"RayPool: {name} is a number from {least}, got {value!r}")
-        self.address, self.num_cpus, self.host, self.object_store_mib = (
-            address,
-            num_cpus,
-            host,
-            object_store_mib,
-        )
+        self.host, self._given = host, (address, num_cpus, host, object_store_mib)
         self.resources = {"cpus": cpus, "gpus": gpus, "memory_mib": memory_mib or 0}
         self.retries, self.seconds, self.runtime_env = retries, seconds, dict(runtime_env or {})
         self._ray: Any = None
@@ -96,6 +92,7 @@ class RayPool(Executor):
         self._placed: dict[int, tuple[Task, Any]] = {}
         self._nodes: list[dict[str, float]] = []
         self._checked = 0.0
+        self._threads: ThreadPoolExecutor | None = None
 
     # --- calls --------------------------------------------------------------------------------------
 
@@ -103,10 +100,9 @@ class RayPool(Executor):
         """Send work out; the future has its result, or raises what it raised."""
         self._connect()
         asked = {**self.resources, **(getattr(args[0], "resources", None) or {})} if args else self.resources
-        made: Future[Any] = Future()
-        made.set_running_or_notify_cancel()
         if not any(_fits(node, asked) for node in self._alive()):
             wish = ", ".join(f"{amount:g} {what}" for what, amount in asked.items() if amount)
+            made: Future[Any] = Future()
             made.set_exception(InputError(f"no node of the cluster has what this asks for: {wish}"))
             return made
         tasks = [self._tasks_of(one) for one in args]
@@ -118,32 +114,22 @@ class RayPool(Executor):
             max_retries=self.retries,
             runtime_env=environment(self.runtime_env),
         ).remote(fn, sent, tasks, named)
-        timer = None if self.seconds is None else threading.Timer(self.seconds, self._cancel, [ref])
-        if timer is not None:
-            timer.daemon = True
-            timer.start()
-        ref.future().add_done_callback(lambda inner: self._ended(inner, made, timer))
-        return made
+        assert self._threads is not None
+        return self._threads.submit(self._result, ref)
 
-    def _ended(self, inner: Future[Any], made: Future[Any], timer: threading.Timer | None) -> None:
-        late = timer is not None and timer.finished.is_set()
-        if timer is not None:
-            timer.cancel()
-        error, problems = inner.exception(), self._ray.exceptions
-        if error is None:
-            made.set_result(inner.result())
-        elif late:
-            made.set_exception(TimeoutError(f"it took longer than {self.seconds:g} s (limits: seconds)"))
-        elif isinstance(error, problems.RayError) and not isinstance(error, problems.RayTaskError):
-            lines = str(error).strip().splitlines()
-            said = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
-            made.set_exception(WorkerLostError(f"the worker was lost ({said})", final=True))
-        else:
-            made.set_exception(error)
-
-    def _cancel(self, ref: Any) -> None:
-        with suppress(Exception):  # it may have ended just now
-            self._ray.cancel(ref, force=True)
+    def _result(self, ref: Any) -> Any:
+        problems = self._ray.exceptions
+        try:
+            return self._ray.get(ref, timeout=self.seconds)
+        except problems.GetTimeoutError:
+            with suppress(Exception):  # it may have ended just now
+                self._ray.cancel(ref, force=True)
+            raise TimeoutError(f"it took longer than {self.seconds:g} s (limits: seconds)") from None
+        except problems.RayTaskError:
+            raise
+        except problems.RayError as error:
+            lines = str(error).strip().splitlines() or ["no reason given"]
+            raise WorkerLostError(f"the worker was lost ({type(error).__name__}: {lines[0]})") from None
 
     # --- tasks --------------------------------------------------------------------------------------
 
@@ -211,7 +197,8 @@ class RayPool(Executor):
         if self._ray is not None:
             return
         self._ray = import_ray()
-        self._ours = connect(self.address, self.num_cpus, self.host, self.object_store_mib)
+        self._ours = connect(*self._given)
+        self._threads = ThreadPoolExecutor(MOST_CALLS)
         context = self._ray.get_runtime_context()
         self._head, self._node = str(context.gcs_address), context.get_node_id()
         # a worker that has seen one GPU cannot change to another, so it serves once where there are several
@@ -224,7 +211,9 @@ class RayPool(Executor):
         if self._ours:
             with suppress(Exception):  # gone already
                 self._ray.shutdown()
-        self._ray, self._ours = None, False
+        if self._threads is not None:
+            self._threads.shutdown(wait, cancel_futures=True)
+        self._ray, self._threads, self._ours = None, None, False
 
 
 def work(fn: Callable[..., Any], sent: list[Any], tasks: list[dict[str, Any]], named: dict[str, Any]) -> Any:

@@ -18,23 +18,17 @@ from veridical.errors import StudyError, VeridicalError
 log = logging.getLogger("veridical")
 J = TypeVar("J")
 T = TypeVar("T")
-RETRIES = 2
-LOST_IN_A_ROW = 10
 MAX_WAITING = 1000
 """Jobs taken from a plan that wait for another; more are not looked at before some are done."""
 CHECK_SECONDS = 5.0
 
 
 class WorkerLostError(VeridicalError):
-    """A worker died before it answered, which says nothing about its job.
+    """A worker died before it answered; `begun` is False where it died before it could start its call."""
 
-    `begun` is False where it died before it could start the job; `final` where the pool has tried again by
-    itself.
-    """
-
-    def __init__(self, message: str, begun: bool = True, final: bool = False) -> None:
+    def __init__(self, message: str, begun: bool = True) -> None:
         super().__init__(message)
-        self.begun, self.final = begun, final
+        self.begun = begun
 
 
 class BlockedError(VeridicalError):
@@ -100,7 +94,7 @@ def run(
     payload
         What is sent of a job, asked when it goes out (the job itself by default).
     event
-        Called with "started" when a job goes out, with "lost" when its worker died and it is tried again.
+        Called with "started" when a job goes out.
 
     Yields
     ------
@@ -135,8 +129,6 @@ class _Run:
     waiting: dict[str, list[Any]] = field(default_factory=dict)
     """Jobs that wait, by the hash of the job not done yet that they wait for."""
     failed: dict[str, Exception] = field(default_factory=dict)
-    losses: dict[str, int] = field(default_factory=dict)
-    lost_in_a_row: int = 0
 
     def results(self, jobs: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
         while True:
@@ -149,11 +141,12 @@ class _Run:
             for future in done:
                 job = self.running.pop(future)
                 error = future.exception()
-                if isinstance(error, WorkerLostError | BrokenExecutor) and self._again(job, error):
-                    self.ready.append(job)
-                    continue
-                self.lost_in_a_row = 0
-                if error is not None and not isinstance(error, Exception):
+                if isinstance(error, BrokenExecutor):
+                    raise StudyError(
+                        "a process of the executor died, of too little memory perhaps; what is finished is "
+                        "kept: run it again with fewer workers"
+                    ) from error
+                if isinstance(error, StudyError) or not isinstance(error, Exception | None):
                     raise error
                 yield from self._ended(job, future.result() if error is None else error)
 
@@ -199,25 +192,6 @@ class _Run:
         # jobs that rest on a finished one go first: a killed run would lose them
         for other in reversed(self.waiting.pop(job.hash, [])):
             yield from self._place(other, first=True)
-
-    def _again(self, job: Any, error: WorkerLostError | BrokenExecutor) -> bool:
-        """Whether a job whose worker died is tried again: a few times; then the job may be what kills."""
-        if isinstance(error, BrokenExecutor):
-            raise StudyError(
-                "a process of the executor died, of too little memory perhaps; what is finished is kept: run "
-                "it again with fewer workers"
-            ) from error
-        if error.final:
-            return False
-        losses = self.losses[job.hash] = self.losses.get(job.hash, 0) + error.begun
-        self.lost_in_a_row += 1
-        log.warning("%s: %s", job, error)
-        self.event("lost", job)
-        if self.lost_in_a_row >= LOST_IN_A_ROW:
-            raise StudyError(f"{self.lost_in_a_row} workers in a row have died; the last: {error}") from error
-        if losses > RETRIES:
-            error.args = (f"{error}, {losses} times",)
-        return losses <= RETRIES
 
 
 def resume(

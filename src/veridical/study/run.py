@@ -132,7 +132,7 @@ def run(
 def _apart(plan: StudyPlan, store: Store, pool: RayPool, *rest: Any) -> None:
     """Run in a process of its own: Ray ends the process that loses its node, without a word."""
     try:
-        with Processes(1) as own:
+        with Processes(1, retries=0) as own:
             own.submit(_run_there, plan, store.url, pool, *rest).result()
     except KeyboardInterrupt:
         log.warning(INTERRUPTED)
