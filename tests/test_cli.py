@@ -21,17 +21,6 @@ def run(*words: str, code: int = 0) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("command", ["list", "explain", "evaluate", "demo"])
-def test_help_teaches(command: str) -> None:
-    text = run(command, "--help")
-    assert "Usage" in text
-    assert len(text) > 200
-
-
-def test_it_says_its_version() -> None:
-    assert run("--version") == f"veridical {vd.__version__}\n"
-
-
 def test_list_names_everything_with_its_kinds() -> None:
     text = run("list")
     for name in ("integrated_gradients", "pixel_flipping", "digits"):

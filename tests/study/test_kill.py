@@ -1,13 +1,8 @@
 """SIGKILL at any moment loses at most the cells in flight, and workers do not outlive their runner."""
 
-import os
-import signal
-import time
 from typing import Any
 
-import pytest
-
-from scripts.kill_study import count, descendants, files, kill_often, start
+from scripts.kill_study import files, kill_often
 
 HERE = "tests.study.user_code"
 STUDY: dict[str, Any] = {
@@ -32,26 +27,3 @@ def test_a_study_killed_three_times_ends_like_one_left_alone(tmp_path):
     victim = next((tmp_path / "killed" / "cells").iterdir())
     victim.write_bytes(victim.read_bytes()[:-1])
     assert files(tmp_path / "whole") != files(tmp_path / "killed")
-
-
-@pytest.mark.slow
-def test_workers_end_with_their_runner(tmp_path):
-    study = {**STUDY, "metrics": [{"code": f"{HERE}:Slow", "settings": {"seconds": 30.0}}], "seeds": [0]}
-    process = start(study, tmp_path, "processes")
-    try:
-        deadline = time.monotonic() + 120
-        workers: set[int] = set()
-        while time.monotonic() < deadline and not list(tmp_path.glob("explanations/*.safetensors")):
-            workers |= set(descendants(process.pid))
-            time.sleep(0.02)
-        workers |= set(descendants(process.pid))
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert len(workers) >= 2  # and Python's own tracker of resources
-    # they are in the middle of a cell that takes half a minute, and do not finish it
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in workers):
-        time.sleep(0.05)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in workers)
-    assert count(tmp_path) == 0

@@ -13,7 +13,7 @@ from veridical.errors import FormatError, InputError
 from veridical.models.cost import Cost
 from veridical.study import Study
 from veridical.study.cells import COLUMNS, from_parquet, to_parquet
-from veridical.values.scores import Curve, Direction, Scores, joined
+from veridical.values.scores import Curve, Direction, Scores
 
 
 def scores(start: int = 0) -> Scores:
@@ -58,16 +58,6 @@ def test_scores_come_back_from_parquet(tmp_path):
     assert list(frame.columns[:8]) == list(COLUMNS)
     assert [list(flags) for flags in frame["flags"]] == [["small"], ["no value"], ["small"], ["small"]]
     assert set(frame["seed"]) == {7}
-
-
-def test_shards_are_joined():
-    whole = joined([scores(), scores(4)])
-    assert whole.ids.tolist() == list(range(8))
-    assert whole.cost == Cost(10, 12)
-    assert whole.flagged == {"no value": 2, "small": 6}
-    assert whole.details["deep"].shape == (8, 2, 3)
-    assert whole.curve is not None
-    assert whole.curve.y.shape == (8, 3)
 
 
 def test_a_foreign_file_is_refused(tmp_path):
