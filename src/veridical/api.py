@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ import torch
 
 from veridical.core.allowed import Count
 from veridical.core.key import Key
-from veridical.core.progress import track, waiting
+from veridical.core.progress import track
 from veridical.core.registry import Catalogue
 from veridical.core.settings import checked
 from veridical.errors import InputError, MemoryLimitError, VeridicalError, VeridicalWarning
@@ -96,20 +95,17 @@ def explain(
 def _explained(
     explainer: Explainer, task: Task, key: Key, cache: str | Path | None, memo: Memo | None
 ) -> Explanation:
-    with _waiting(f"explaining by {explainer.name}", task):
+    with _within_memory(f"explaining by {explainer.name}"):
         if cache is None:
             return explainer(task, key, memo)
         return ExplanationCache(cache).get(explainer, task, key, memo)
 
 
 @contextmanager
-def _waiting(what: str, task: Task) -> Iterator[None]:
-    """Tell a waiting reader how it stands, and in a sentence where memory ends."""
-    asked = task.predictor.meter.here
-    told = f"{what}, {len(task.inputs)} samples"
+def _within_memory(what: str) -> Iterator[None]:
+    """Say in a sentence where memory ends."""
     try:
-        with waiting(told, lambda: asked.forward + asked.backward) if sys.stderr.isatty() else nullcontext():
-            yield
+        yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, VeridicalError) or not out_of_memory(error):
             raise
@@ -185,13 +181,12 @@ def score(
     >>> vd.score("sparseness", task, torch.tensor([[0.0, 0.0, 0.0, 1.0]] * 2)).values
     tensor([0.7500, 0.7500], dtype=torch.float64)
     """
-    judge = as_metric(metric, **settings)
     task = task if device is None else task.to(device)
-    return _scored(judge, task, explanation, seed, cache, repeats, Memo())
+    return _scored(as_metric(metric, **settings), task, explanation, seed, cache, repeats, Memo())
 
 
 def _scored(
-    judge: AnyMetric,
+    metric: AnyMetric,
     task: Task,
     explanation: Any,
     seed: int,
@@ -200,21 +195,21 @@ def _scored(
     memo: Memo,
 ) -> Scores:
     """What `score` gives, as a part of a call that may score more."""
-    if isinstance(judge, ExplainerMetric):
+    if isinstance(metric, ExplainerMetric):
         if as_maps(explanation, task) is not None:
             raise InputError(
-                f"metric '{judge.name}' explains again under noise: give it the explainer (a name, an object "
-                "or a function), not a finished map"
+                f"metric '{metric.name}' explains again under noise: give it the explainer (a name, an "
+                "object or a function), not a finished map"
             )
         method = as_explainer(explanation)
-        with _waiting(f"scoring {method.name} by {judge.name}", task):
+        with _within_memory(f"scoring {method.name} by {metric.name}"):
             if repeats == 1:
-                return judge(task, method, Key(seed), memo)
+                return metric(task, method, Key(seed), memo)
             return with_repeats(
-                lambda key: judge(task, method, key, memo), judge, task, method, seed, repeats
+                lambda key: metric(task, method, key, memo), metric, task, method, seed, repeats
             )
-    if not isinstance(judge, Metric):
-        raise InputError(f"'{judge.name}' judges neither maps nor methods")
+    if not isinstance(metric, Metric):
+        raise InputError(f"'{metric.name}' scores neither maps nor methods")
     tally = task.predictor.meter.here
     before = tally.rows
     given = as_maps(explanation, task)
@@ -222,21 +217,21 @@ def _scored(
     subject = as_explainer(explanation) if given is None else given
     key = Key(seed)
     who = subject.name if isinstance(subject, Explainer) else subject.explainer
-    with _waiting(f"scoring {who} by {judge.name}", task):
+    with _within_memory(f"scoring {who} by {metric.name}"):
         maps = _explained(subject, task, key, cache, memo) if isinstance(subject, Explainer) else subject
         if repeats == 1:
-            found = judge(task, maps, key, memo)
+            found = metric(task, maps, key, memo)
         else:
-            found = with_repeats(lambda key: judge(task, maps, key, memo), judge, task, maps, seed, repeats)
+            found = with_repeats(lambda key: metric(task, maps, key, memo), metric, task, maps, seed, repeats)
         found = replace(found, cost=found.cost + Cost(rows=asked)) if asked else found
-        return _with_other_outputs(found, judge, task, maps)
+        return _with_other_outputs(found, metric, task, maps)
 
 
-def _with_other_outputs(scores: Scores, judge: Metric, task: Task, maps: Explanation) -> Scores:
+def _with_other_outputs(scores: Scores, metric: Metric, task: Task, maps: Explanation) -> Scores:
     """Flag samples whose map explains another output than the one that answers are read from."""
-    # fidelity judges the right answer and says so itself
-    asks = judge.category in ("faithfulness", "axiomatic")
-    if maps.targets is task.targets or not asks or hasattr(getattr(judge, "metric", judge), "reference"):
+    # fidelity scores the right answer and says so itself
+    asks = metric.category in ("faithfulness", "axiomatic")
+    if maps.targets is task.targets or not asks or hasattr(getattr(metric, "metric", metric), "reference"):
         return scores
     other = maps.targets.to(task.inputs.device) != task.targets
     return replace(scores, flags={**scores.flags, OTHER_OUTPUT: other}) if bool(other.any()) else scores
@@ -316,20 +311,20 @@ def evaluate(
     """
     task = task if device is None else task.to(device)
     methods = labelled(explainers, as_explainer)
-    judges = labelled(metrics, as_metric)
-    if not methods or not judges:
+    evaluators = labelled(metrics, as_metric)
+    if not methods or not evaluators:
         raise InputError("give at least one explainer and one metric")
     scores: dict[tuple[str, str], Scores] = {}
     explanations: dict[str, Explanation] = {}
     failures: list[Failure] = []
-    cells = [(method, judge) for method in methods for judge in judges]
+    cells = [(method, metric) for method in methods for metric in evaluators]
     interrupted = False
     memo = Memo()
-    # a metric may share work between methods: GEF makes each noisy world once
+    # a metric may share work between methods: GEF makes each perturbed model once
     together: dict[str, dict[str, Scores | Exception]] = {
         what: {}
-        for what, judge in judges.items()
-        if isinstance(judge, ExplainerMetric) and judge.shares_work and repeats == 1 and len(methods) > 1
+        for what, metric in evaluators.items()
+        if isinstance(metric, ExplainerMetric) and metric.shares_work and repeats == 1 and len(methods) > 1
     }
 
     def keep(who: str, what: str | None, error: Exception) -> None:
@@ -343,15 +338,15 @@ def evaluate(
                 continue
             step: str | None = None
             try:
-                judge = judges[what]
-                if not isinstance(judge, ExplainerMetric) and who not in explanations:
+                metric = evaluators[what]
+                if not isinstance(metric, ExplainerMetric) and who not in explanations:
                     explanations[who] = _explained(methods[who], task, Key(seed), cache, memo)
                 step = what
-                subject = methods[who] if isinstance(judge, ExplainerMetric) else explanations[who]
+                subject = methods[who] if isinstance(metric, ExplainerMetric) else explanations[who]
                 scores[who, what] = (
-                    _scored(judge, task, subject, seed, cache, repeats, memo)
+                    _scored(metric, task, subject, seed, cache, repeats, memo)
                     if what not in together
-                    else _of_company(together[what], judge, task, methods, who, seed, memo)
+                    else _of_group(together[what], metric, task, methods, who, seed, memo)
                 )
             except Exception as error:
                 keep(who, step, error)
@@ -361,24 +356,24 @@ def evaluate(
     return Evaluation(task, scores, explanations, failures, interrupted, seed)
 
 
-def _of_company(
+def _of_group(
     known: dict[str, Scores | Exception],
-    judge: AnyMetric,
+    metric: AnyMetric,
     task: Task,
     methods: Mapping[str, Explainer],
     who: str,
     seed: int,
     memo: Memo,
 ) -> Scores:
-    """The score of one method among several that are judged together, when the first is wanted."""
-    assert isinstance(judge, ExplainerMetric)
+    """The score of one method among several that share work, when the first is wanted."""
+    assert isinstance(metric, ExplainerMetric)
     if not known:
-        with _waiting(f"scoring {len(methods)} methods by {judge.name}", task):
-            known.update(judge.score_all(task, methods, Key(seed), memo))
+        with _within_memory(f"scoring {len(methods)} methods by {metric.name}"):
+            known.update(metric.score_all(task, methods, Key(seed), memo))
     found = known[who]
     if isinstance(found, Exception):
         raise found
-    return replace(found, cost=found.cost + judge.basis(task, Key(seed)))
+    return replace(found, cost=found.cost + metric.basis(task, Key(seed)))
 
 
 T = TypeVar("T", Explainer, AnyMetric)

@@ -53,13 +53,7 @@ def naive_pool(space: Space, maps: torch.Tensor, reduce: str) -> torch.Tensor:
         for feature in range(space.n_features):
             held = maps[n][labels == feature]
             if len(held):
-                read = {
-                    "sum": held.sum(),
-                    "mean": held.mean(),
-                    "max": held.max(),
-                    "abs_max": held.abs().max(),
-                }
-                out[n, feature] = read[reduce]
+                out[n, feature] = held.sum() if reduce == "sum" else held.mean()
     return out
 
 
@@ -71,7 +65,7 @@ def test_expand_lays_every_feature_over_its_elements(name: str) -> None:
     assert torch.equal(space.expand(features > 0), naive_expand(space, features > 0))
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "abs_max"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("name", SPACES)
 def test_pool_collects_the_elements_of_every_feature(name: str, reduce: str) -> None:
     space = SPACES[name]
@@ -219,7 +213,7 @@ def test_a_map_of_another_shape_is_refused() -> None:
         SPACES["pixel"].pool(torch.ones(2, 3))
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "abs_max"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_pooling_over_channels_is_pooling_over_labels(reduce: Reduction) -> None:
     direct = Space.pixels((3, 4, 5))
     # the same features in another order, which have to be gathered one by one

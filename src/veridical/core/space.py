@@ -18,7 +18,7 @@ from torch import Tensor
 
 from veridical.errors import InputError, ShapeError
 
-Reduction = Literal["sum", "mean", "max", "abs_max"]
+Reduction = Literal["sum", "mean"]
 KINDS = (
     "pixel",
     "voxel",
@@ -293,9 +293,7 @@ class Space:
         # elements of no feature go to a spare slot that is cut off again
         index = torch.where(index < 0, self.n_features, index)
         out = flat.new_zeros(len(maps), self.n_features + 1)
-        mode = {"sum": "sum", "mean": "mean", "max": "amax", "abs_max": "amax"}[reduce]
-        source = flat.abs() if reduce == "abs_max" else flat
-        out.scatter_reduce_(1, index, source, mode, include_self=False)
+        out.scatter_reduce_(1, index, flat, reduce, include_self=False)
         return out[:, :-1]
 
     def anywhere(self, mask: Tensor) -> Tensor:
@@ -312,17 +310,14 @@ class Space:
 
     def _shared(self, maps: Tensor, reduce: Reduction) -> Tensor:
         """Gather over the axes along which a feature is one, such as the channels of a pixel."""
-        source = maps.abs() if reduce == "abs_max" else maps
         over = [
             i
             for i, (own, full) in enumerate(zip(self.labels.shape, self.input_shape, strict=True), 1)
             if own != full
         ]
         if not over:
-            return source
-        if reduce in ("max", "abs_max"):
-            return source.amax(over)
-        return source.sum(over) if reduce == "sum" else source.mean(over)
+            return maps
+        return maps.sum(over) if reduce == "sum" else maps.mean(over)
 
     def take(self, index: Tensor | slice) -> Space:
         """The space of a subset of the samples."""

@@ -146,15 +146,13 @@ class Predictor:
     """Rows per chunk."""
     padded_to: int = field(init=False)
     """The number of rows of which chunks are a multiple: 1 where a row is expensive and none is padded."""
-    on_host: bool = field(init=False)
-    """Whether it runs on a CPU."""
     _here: threading.local = field(default_factory=threading.local, init=False, repr=False)
     """Each thread's view, which goes with the thread."""
 
     def __post_init__(self) -> None:
         rows = self.plan.rows or MIN_ROWS
         padded_to = MIN_ROWS if rows % MIN_ROWS == 0 else 1
-        vars(self).update(rows=rows, padded_to=padded_to, on_host=self.device.type == "cpu")
+        vars(self).update(rows=rows, padded_to=padded_to)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_here"}
