@@ -5,22 +5,22 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import inspect
 import json
 import math
 import pkgutil
-import re
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-import veridical
 import veridical as vd
+from veridical.auditing.effort import Effort
 from veridical.core.allowed import LARGE, LARGEST, MANY, Between, Count, Index, Value, Within
 from veridical.core.settings import Settings, holds_code, mismatch
 from veridical.errors import InputError, MemoryLimitError
@@ -213,61 +213,14 @@ def test_where_memory_ends_it_is_said(error: Exception) -> None:
         vd.explain(greedy, task)
 
 
-SOURCE = Path(veridical.__file__).parent
-ROOTS = {"Settings", "Plan", "Effort", "Strict"}
-"""Roots: metrics, explainers and fills; how a model is run; how much an audit does; a study file."""
-
-
-def settings_classes(trees: dict[str, ast.Module]) -> Iterator[tuple[str, ast.ClassDef]]:
-    """The roots and all that derives from them, however far, with the file that holds each."""
-    known = [(file, node) for file, tree in trees.items() for node in ast.walk(tree) if _is_class(node)]
-    found = set(ROOTS)
-    while more := {node.name for _, node in known if found & set(_bases(node))} - found:
-        found |= more
-    for file, node in known:
-        if node.name in ROOTS or found & set(_bases(node)):
-            yield file, node
-
-
-def unexplained(node: ast.ClassDef) -> Iterator[str]:
-    """The fields of a class under which no sentence stands, or none that says more than the name."""
-    for line, after in pairwise([*node.body, ast.Pass()]):
-        if isinstance(line, ast.AnnAssign) and "ClassVar" not in ast.unparse(line.annotation):
-            field = ast.unparse(line.target)
-            if not says_something(_text(after), field):
-                yield field
-
-
-def says_something(text: str, field: str) -> bool:
-    """Whether a text has a word that the field's name has not, and ends as a sentence does."""
-    return bool(_words(text) - _words(field) - {"a", "an", "the"}) and text.rstrip().endswith(".")
-
-
-def _is_class(node: ast.AST) -> bool:
-    return isinstance(node, ast.ClassDef)
-
-
-def _bases(node: ast.ClassDef) -> list[str]:
-    """The last part of each base's name: Metric of `base.Metric` and of `Metric[int]`."""
-    plain = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
-    return [ast.unparse(base).rpartition(".")[2] for base in plain]
-
-
-def _text(node: ast.stmt) -> str:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return str(node.value.value)
-    return ""
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", text.lower().replace("_", " ")))
-
-
-def _trees() -> dict[str, ast.Module]:
-    return {str(file.relative_to(SOURCE)): ast.parse(file.read_text()) for file in SOURCE.rglob("*.py")}
-
-
-def test_every_setting_is_explained() -> None:
-    classes = list(settings_classes(_trees()))
-    missing = [f"{file}: {node.name}.{name}" for file, node in classes for name in unexplained(node)]
-    assert not missing, "say under each field what it is:\n" + "\n".join(sorted(missing))
+@pytest.mark.parametrize("cls", [*CLASSES, Effort, *descendants(Strict)], ids=lambda cls: cls.__name__)
+def test_every_setting_is_explained(cls: type) -> None:
+    """Under each field stands a sentence that says what it is."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    fields = [
+        (line, after) for line, after in pairwise([*body, ast.Pass()]) if isinstance(line, ast.AnnAssign)
+    ]
+    for line, after in fields:
+        if "ClassVar" not in ast.unparse(line.annotation):
+            said = after.value.value if isinstance(after, ast.Expr) else ""
+            assert str(said).rstrip().endswith("."), f"say under {ast.unparse(line.target)} what it is"

@@ -142,17 +142,18 @@ class Predictor:
     """What is put around the copy, innermost first: each takes a module and gives another."""
     after: After | None = None
     """What is done to the outputs (rows, C) of rows x at last: `after(x, outputs)`."""
-    rows: int = field(init=False)
-    """Rows per chunk."""
-    padded_to: int = field(init=False)
-    """The number of rows of which chunks are a multiple: 1 where a row is expensive and none is padded."""
     _here: threading.local = field(default_factory=threading.local, init=False, repr=False)
     """Each thread's view, which goes with the thread."""
 
-    def __post_init__(self) -> None:
-        rows = self.plan.rows or MIN_ROWS
-        padded_to = MIN_ROWS if rows % MIN_ROWS == 0 else 1
-        vars(self).update(rows=rows, padded_to=padded_to)
+    @property
+    def rows(self) -> int:
+        """Rows per chunk."""
+        return self.plan.rows or MIN_ROWS
+
+    @property
+    def padded_to(self) -> int:
+        """Chunks are padded to a multiple of it; 1 where rows are expensive and none is padded."""
+        return MIN_ROWS if self.rows % MIN_ROWS == 0 else 1
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_here"}
