@@ -10,11 +10,10 @@ import torch
 
 import veridical as vd
 from tests.auditing.test_audit import TINY
-from veridical.auditing import EFFORTS, audit, jobs
+from veridical.auditing import audit, jobs
 from veridical.auditing.candidates import choose_metrics
 from veridical.auditing.elimination import CostEstimate, candidates, cost_of_scores
 from veridical.auditing.jobs import Job, JobRunner
-from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.metrics import registry
 
@@ -141,21 +140,3 @@ def test_no_estimate_is_more_than_all_subsets():
     table = vd.tasks.load("known/linear")[:4]
     few = cost_of_scores({"pixel_flipping": registry.make("pixel_flipping")}, table, 0)
     assert few.most == 2**table.space.n_features * table.fill.repeats_on(table)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("samples", 1, "samples is a whole number from 2"),
-        ("budget", 0, "budget is a whole number from 1"),
-        ("removal_sizes", (), "removal_sizes is empty"),
-        ("removal_sizes", (0.5, 1.0), "each part of it a finite number above 0 and below 1"),
-        ("damage", (2.0,), "each part of it a finite number above 0 and at most 1"),
-        ("gef_draws", -1, "gef_draws is a whole number from 0"),
-        ("flip_steps", 2.5, "flip_steps is a whole number"),
-        ("variants", "yes", "variants is True or False"),
-    ],
-)
-def test_an_effort_refuses_what_it_cannot_mean(field, value, said):
-    with pytest.raises(InputError, match=said):
-        replace(EFFORTS["quick"], **{field: value})

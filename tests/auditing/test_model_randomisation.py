@@ -13,7 +13,6 @@ from torch import nn
 import veridical as vd
 from tests.auditing.test_audit import TINY
 from veridical.auditing import model_randomisation as test
-from veridical.auditing.elimination import candidates
 from veridical.auditing.evidence import Grid, units
 from veridical.auditing.model_randomisation import (
     COPIES,
@@ -30,7 +29,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.metrics import registry
-from veridical.models.other_models import estimate_batch_norm, noisy, permuted, reinitialised
+from veridical.models.other_models import estimate_batch_norm, reinitialised
 from veridical.testing import red_team
 
 
@@ -67,16 +66,6 @@ def test_layers_are_drawn_anew_and_other_parameters_permuted():
     again = reinitialised(Own(), Key(0))
     assert torch.equal(after.weight, again.weight)
     assert not torch.equal(reinitialised(Own(), Key(1)).weight, after.weight)
-
-
-def test_permuting_and_noise_are_keyed():
-    value = torch.arange(50.0)
-    one = permuted(value, Key(0))
-    assert sorted(one.tolist()) == value.tolist()
-    assert one.tolist() != value.tolist()
-    made = noisy(Own(), Key(2))
-    factor = made.weight.flatten()[1:] / Own().weight.flatten()[1:]
-    assert 0.5 < float(factor.detach().std()) < 1.6
 
 
 def test_batch_normalisation_takes_the_rows_statistics():
@@ -325,13 +314,6 @@ def test_no_cheat_is_trusted(name):
     honest = {"occlusion": "occlusion", "integrated_gradients": "integrated_gradients"}
     found = vd.audit(given, explainers={**honest, **red_team(given)}, effort=TINY, samples=64, concepts=())
     assert {p.explainer for p in found.ranking if p.trusted} == set(honest)
-
-
-def test_rows_of_a_map_are_counted_with_nothing_at_hand():
-    given = task()
-    vd.explain("occlusion", given)
-    counted = candidates({"occlusion": as_explainer("occlusion")}, given, 0)
-    assert counted["occlusion"].rows == 6
 
 
 def test_models_that_the_caller_trained_take_the_place_of_copies():

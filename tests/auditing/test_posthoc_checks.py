@@ -11,19 +11,14 @@ from torch import nn
 import veridical as vd
 from tests.auditing.test_audit import TINY
 from tests.auditing.test_verdict import METRICS, field, said
-from veridical.auditing import posthoc_checks as posthoc
-from veridical.auditing.evidence import Test
 from veridical.auditing.posthoc_checks import (
     ALIKE,
     MIN_AGREEMENT,
-    PAIRS,
     PosthocChecks,
     agreement,
-    class_likeness,
     likeness,
     nearly_the_same,
     perturbed_copy_of,
-    reason,
     same_target,
 )
 from veridical.auditing.verdict import decide
@@ -69,43 +64,6 @@ def test_nearly_flat_maps_agree_though_they_do_not_correlate():
     assert float(agreement(flat, flat + 1e-3 * noise).min()) > 0.99
     assert float(agreement(noise, noise.flip(1)).max()) < MIN_AGREEMENT
     assert agreement(noise, 3 * noise).tolist() == pytest.approx([1.0] * 3)
-
-
-def test_other_samples_are_the_next_of_a_class_in_order():
-    task = table(7).with_targets([0, 1, 0, 1, 0, 1, 0])
-    own, other = same_target(task)
-    assert own.tolist() == list(range(7))
-    assert other.tolist() == [2, 3, 4, 5, 6, 1, 0]
-    lonely = table(3).with_targets([0, 1, 0])
-    assert [part.tolist() for part in same_target(lonely)] == [[0, 2], [2, 0]]
-    assert all(not len(part) for part in same_target(table(1)))
-
-
-def test_features_that_stand_elsewhere_in_every_sample_have_none():
-    assert not len(same_target(vd.tasks.load("known/planted_tokens", samples=8))[0])
-
-
-def test_of_two_columns_nothing_is_said():
-    """The correlation of two values is always 1 or -1."""
-    assert not len(same_target(vd.Task(nn.Linear(2, 2), rows(8, 2), fill=0.0))[0])
-
-
-def test_a_regression_has_one_class():
-    task = vd.tasks.load("diabetes", samples=8)
-    assert len(same_target(task)[0]) == 8
-
-
-def test_reasons_by_hand():
-    lost = Test("sample", "", 0.5, 0.4, 0.6, 1.0, 30)
-    assert "thousandth (r = 0.20)" in reason(PosthocChecks(perturbed_copy=0.2, alike=0.1), False)
-    assert (
-        reason(PosthocChecks(perturbed_copy=MIN_AGREEMENT, alike=0.1, sample=replace(lost, p=0.05)), False)
-        == ""
-    )
-    assert "50% won, r = 1.00" in reason(PosthocChecks(perturbed_copy=1.0, alike=1.0, sample=lost), False)
-    assert reason(PosthocChecks(perturbed_copy=1.0, alike=1.0, sample=lost), True) == ""
-    assert reason(PosthocChecks(alike=1.0, sample=replace(lost, samples=PAIRS - 1)), False) == ""
-    assert reason(PosthocChecks(), False) == ""
 
 
 def test_a_perturbed_copy_answers_nearly_the_same_and_a_black_box_has_none():
@@ -181,21 +139,6 @@ def test_maps_that_are_rightly_alike_keep_their_trust():
     assert place.posthoc.refused == ""
 
 
-def test_the_gradient_of_a_linear_model_is_rightly_the_same_and_a_mean_map_is_not():
-    weight = torch.tensor([[2.0, -1.5, 1.0, 0.0, 0.0, 0.0]])
-    model = nn.Linear(6, 2, bias=False)
-    with torch.no_grad():
-        model.weight.copy_(torch.cat([weight, -weight]))
-    task = table(32, model)
-    own, other = same_target(task)
-    gradient = vd.explain("gradient", task)
-    saliency, mean = vd.explain("saliency", task), vd.explain(red_team(task)["class_average"], task)
-    assert class_likeness(saliency, own, other) == pytest.approx(1.0)
-    assert posthoc.rightly_alike(saliency, gradient, own, other)
-    for yardstick in (gradient, vd.explain("occlusion", task)):
-        assert not posthoc.rightly_alike(mean, yardstick, own, other)
-
-
 def _plus_noise(true, size, generator=None):
     return true + size * true.std() * torch.randn(true.shape, generator=generator)
 
@@ -262,17 +205,6 @@ def test_who_has_no_map_for_the_perturbed_copy_alone_is_not_trusted(way):
     assert "thousandth" in found.verdict["silent"].posthoc.refused
 
 
-def test_the_report_says_what_was_asked():
-    from veridical.report.first_page import first_page
-
-    found = audit(table(48), true="integrated_gradients")
-    lines = {line["criterion"]: line for line in first_page(found)["evidence"]}
-    assert lines["sample"]["held"] is True
-    assert "another sample of the class" in lines["sample"]["said"][0]
-    assert lines["perturbed_copy"]["held"] is True
-    assert "0.1%" in lines["perturbed_copy"]["said"][0]
-
-
 ROUNDING = {"vargrad"}
 """The variance of a gradient that does not vary is rounding."""
 
@@ -292,3 +224,15 @@ def test_registered_methods_give_the_perturbed_copy_the_same_maps(name):
         maps: list[Explanation] = [method(one, Key(0)) for one in (task, perturbed_copy)]
         r = float(agreement(maps[0].values, maps[1].values, maps[0].valid).median())
         assert r > 0.98, f"{who}: r = {r:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("task", "pairs"),
+    [
+        (vd.Task(nn.Linear(2, 2), rows(8, 2), fill=0.0), 0),  # two values always correlate with 1 or -1
+        (vd.tasks.load("known/planted_tokens", samples=8), 0),  # words stand elsewhere in every sample
+        (vd.tasks.load("diabetes", samples=8), 8),  # a regression has one class
+    ],
+)
+def test_who_meets_another_sample(task, pairs):
+    assert len(same_target(task)[0]) == pairs

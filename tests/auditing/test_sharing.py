@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.auditing.candidates import choose_explainers
 from veridical.auditing.effort import (
     EFFORTS,
     ON_HEAVY,
@@ -22,9 +21,6 @@ from veridical.auditing.effort import (
 )
 from veridical.core.key import Key
 from veridical.gef import GEF
-from veridical.metrics import registry
-from veridical.models import Context
-from veridical.qge import QGE
 from veridical.qge.gap import metric_from_json
 
 METHODS = ["saliency", "input_x_gradient", "integrated_gradients", "random"]
@@ -49,49 +45,6 @@ def test_an_audit_scores_as_single_calls_do(task):
             metric.noise_path(first, Key(3), EFFORTS["glance"].search_draws)
         alone = vd.score(metric, first, who, seed=3)
         assert torch.equal(scores.values.nan_to_num(7.0), alone.values.nan_to_num(7.0)), (who, what)
-
-
-def test_subsets_are_asked_once_for_all_explainers(task):
-    metric = QGE(registry.make("faithfulness_correlation", runs=12))
-    found = vd.evaluate(task, METHODS, {"gap": metric})
-    costs = [found.scores[who, "gap"].cost.forward for who in METHODS]
-    # subsets of few features that are drawn twice are asked once, and stay answered for this call
-    assert 8 * len(task) < costs[0] <= 12 * len(task)
-    assert costs[1:] == [0, 0, 0]
-    assert vd.score(metric, task, vd.explain(METHODS[0], task)).cost.forward == costs[0]
-
-
-def test_noisy_models_are_asked_once_for_all_explainers(task):
-    metric = GEF(draws=2)
-    path = metric.noise_path(task, Key(0), 2)
-    makers = {who: choose_explainers(task, [who], EFFORTS["glance"]) for who in METHODS[:3]}
-    explainers = {who: panel.explainers[who] for who, panel in makers.items()}
-    costs = [scores.cost.forward for scores in metric.score_all(task, explainers, Key(0)).values()]
-    each = [metric(task, explainer, Key(0)).cost.forward for explainer in explainers.values()]
-    alone = [cost - path.rows for cost in each]
-    rows = 2 * 5 * len(task)
-    assert costs[0] == alone[0]
-    # a gradient method finds the answers on its way; one that does not is spared asking for them
-    assert {a - c for a, c in zip(alone[1:], costs[1:], strict=True)} <= {0, rows}
-    assert sum(costs) < sum(alone)
-
-
-def test_one_that_raises_leaves_the_others(task):
-    def broken(model, inputs, targets):
-        raise ValueError("no map today")
-
-    makers = choose_explainers(task, {"a": "saliency", "b": broken, "c": "gradient"}, EFFORTS["glance"])
-    found = GEF(draws=2).score_all(task, makers.explainers, Key(0))
-    assert "no map today" in str(found["b"])
-    assert not any(isinstance(found[who], Exception) for who in "ac")
-
-
-def test_two_calls_share_nothing(task):
-    made = []
-    for context in (Context(), Context()):
-        parts = context, context.with_key(Key(1))
-        assert [part.memo.once(task, "x", lambda: made.append(1)) for part in parts] == [None] * 2
-    assert len(made) == 2
 
 
 def test_samples_are_a_keyed_choice(task):

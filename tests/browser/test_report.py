@@ -97,17 +97,6 @@ def test_sorting_goes_both_ways_and_says_so(report: str, browser: Any) -> None:
     assert browser.execute_script(sorted_heads) == 1
 
 
-def test_shares_sort_as_numbers_not_as_words(report: str, browser: Any) -> None:
-    opened(browser, report)
-    click_head(browser, "pairs of explainers", 2)
-    script = (
-        "return [...document.querySelectorAll(\"table[data-name='pairs of explainers'] tbody tr\")]"
-        ".map(row => parseFloat(row.cells[2].dataset.value))"
-    )
-    values = browser.execute_script(script)
-    assert values == sorted(values)
-
-
 def test_sorting_by_keyboard(report: str, browser: Any) -> None:
     keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
     opened(browser, report)

@@ -124,12 +124,6 @@ def test_rendering_is_deterministic_and_reads_saved_contents_only(audited: Audit
     assert read(tmp_path) == read(tmp_path / "report.json")
 
 
-def test_page_is_small_and_written_whole(audited: Audit, tmp_path: Path) -> None:
-    path = write_audit(audited, tmp_path / "deep" / "report.html")
-    assert path.stat().st_size < 1_000_000
-    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
-
-
 def test_markdown_shows_the_same_and_escapes(audited: Audit, shown: dict[str, Any], tmp_path: Path) -> None:
     text = write_audit(audited, tmp_path / "report.md", "md").read_text()
     assert text.startswith("# ")
@@ -222,18 +216,11 @@ def test_accessible_by_construction(shown: dict[str, Any]) -> None:
     assert all(b - a <= 1 for a, b in pairwise(levels))
 
 
-def test_ranking_puts_the_best_on_top(audited: Audit) -> None:
+def test_ranking_is_drawn_with_the_best_on_top(audited: Audit) -> None:
     ax = audited.plot(Figure().subplots())
     names = [label.get_text() for label in ax.get_yticklabels()]
     assert names[-1] == audited.ranking[0].explainer
     assert names[0].endswith("(control)")
-    marks = [line for line in ax.get_lines() if line.get_marker() == "o"]
-    assert [mark.get_xdata()[0] for mark in reversed(marks)] == [
-        p.score for p in audited.verdict.places if p.score == p.score
-    ]
-
-
-def test_no_ranking_is_refused(audited: Audit) -> None:
     places = tuple(replace(p, score=float("nan")) for p in audited.verdict.places)
     with pytest.raises(InputError, match="no ranking"):
         plot_ranking(replace(audited.verdict, places=places), Figure().subplots())

@@ -68,9 +68,3 @@ def test_interval_marks_score_and_reference() -> None:
     assert '<line x1="110" y1="1" x2="110"' in drawing
     assert "50%, interval 25% to 75%" in drawing
     assert "has no score" in charts.interval({**one, "score": None})
-
-
-def test_charts_of_nothing_do_not_break() -> None:
-    assert "<svg" in charts.bars("t", [], [])
-    assert "<svg" in charts.series("t", [None, 0.0])
-    assert "<svg" in charts.line_chart("t", [], "x", "y")

@@ -45,13 +45,6 @@ def test_pieces_cover_the_whole_text_and_sentences_hold_the_sum_of_their_words()
     )
 
 
-def test_sentences_as_units_have_one_colour_each_and_zeros_none():
-    task = asked("sentence")
-    shown = coloured(task, 0, [0.0, 0.0])
-    assert shown["sentences"][0]["share"] is None
-    assert [share for _, share in shown["sentences"][0]["pieces"]] == [0.0, 0.0]
-
-
 def test_the_page_shows_answers_beside_prompts_and_runs_nothing(tmp_path):
     task = asked(prompts=("a b . " + SCRIPT + "a . ", "a . b . "), foils=["a ", "b "])
     found = vd.evaluate(task, ["occlusion", "random"], ["deletion"])
@@ -70,14 +63,6 @@ def test_the_page_names_the_callers_model_its_scale_and_what_off_means():
     assert type(callers_module(vd.data.switch(task, vd.models.Heads()))) is CausalTransformer
     assert _removed(task) == "units are off: fill"
     assert _removed(vd.data.switch(task, vd.models.Heads())) == "units inside it are off"
-
-
-def test_long_prompts_are_cut(monkeypatch):
-    monkeypatch.setattr("veridical.report.gallery.LONGEST_PROMPT", 2)
-    monkeypatch.setattr("veridical.report.gallery.LONGEST_PIECE", 4)
-    shown = coloured(asked(), 0, [1.0] * 6)
-    assert shown["left"] == len(asked().prompts[0].units) - 2
-    assert sum(share is not None for s in shown["sentences"] for _, share in s["pieces"]) == 2
 
 
 def test_heads_are_laid_out_by_layer_and_head(tmp_path):
