@@ -78,50 +78,36 @@ def check(task: Task, whole: Task | None = None, effort: str | Effort = "quick",
     """
     whole = task if whole is None else whole
     effort = effort_of(effort, task)
-    found = [*_accuracy(some_of(whole, LABELLED, seed)), *_variety(task)]
     loss, masking = _masking(task, Key(seed) / "audit" / "masking")
-    found += masking
     watched = _assumptions(task, effort, seed)
-    if watched is not None:
-        found += _assumption_checks(watched)
-    return Checks(tuple(found), loss, watched)
+    found = [*_accuracy(some_of(whole, LABELLED, seed)), *_variety(task), *masking]
+    return Checks((*found, *_assumption_checks(watched)), loss, watched)
 
 
 def _accuracy(task: Task) -> list[Check]:
     if task.labels is None:
-        return [
-            Check(
-                "accuracy",
-                None,
-                math.nan,
-                "No labels were given, so nobody knows how often the model is right.",
-            )
-        ]
+        words = "No labels were given, so nobody knows how often the model is right."
+        return [Check("accuracy", None, math.nan, words)]
     labels = check_labels(task.labels, task)
     if task.head == "regression":
         return []
-    answers = predicted_labels(task.outputs, task)
-    value = accuracy(answers, labels, task)
-    reason = at_chance(answers, labels, task)
-    if reason is not None:
-        # a few samples that do not show it are no proof of the contrary
-        worse = value <= chance_level(labels, task)
-        what = "is not better" if worse else "is not shown to be better"
-        return [
-            Check("accuracy", False if worse else None, value, f"The model {what} than chance: {reason}.")
-        ]
-    return [Check("accuracy", True, value, f"The model is right on {value:.1%} of the {len(task)} samples.")]
+    predicted = predicted_labels(task.outputs, task)
+    value, reason = accuracy(predicted, labels, task), at_chance(predicted, labels, task)
+    if reason is None:
+        words = f"The model is right on {value:.1%} of the {len(task)} samples."
+        return [Check("accuracy", True, value, words)]
+    # a few samples that do not show it are no proof of the contrary
+    worse = value <= chance_level(labels, task)
+    words = f"The model {'is not' if worse else 'is not shown to be'} better than chance: {reason}."
+    return [Check("accuracy", False if worse else None, value, words)]
 
 
 def _variety(task: Task) -> list[Check]:
-    if task.head in ("regression", "generation"):
-        return []
-    if task.head == "multilabel":  # the strongest label alone may well be the same
+    if task.head not in ("multiclass", "binary"):  # of several labels the strongest may well be the same
         return []
     share = float(task.predictions.bincount(minlength=task.n_outputs).max()) / len(task)
-    if share < 1:
-        return []
-    return [Check("variety", False, share, f"The model gives all {len(task)} samples the same class.")]
+    words = f"The model gives all {len(task)} samples the same class."
+    return [Check("variety", False, share, words)] if share == 1 else []
 
 
 def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
@@ -142,14 +128,13 @@ def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
 
 
 def _assumptions(task: Task, effort: Effort, seed: int) -> Assumptions | None:
+    side = int(task.inputs.shape[-1]) if task.modality == "image" else 1
     try:
-        few = task[:WATCHED]
-        patches = (max(1, _side(task) // 8),)
         return assumptions(
-            few,
+            task[:WATCHED],
             levels=5,
             draws=2,
-            patches=patches,
+            patches=(max(1, side // 8),),
             mask_steps=5,
             seed=seed,
             search_draws=effort.search_draws,
@@ -159,35 +144,22 @@ def _assumptions(task: Task, effort: Effort, seed: int) -> Assumptions | None:
         return None
 
 
-def _side(task: Task) -> int:
-    return int(task.inputs.shape[-1]) if task.modality == "image" else 1
-
-
-def _assumption_checks(watched: Assumptions) -> list[Check]:
+def _assumption_checks(watched: Assumptions | None) -> list[Check]:
+    if watched is None:
+        return []
     robust = float(watched.robustness_fails.any(-1).double().mean())
     same = float(watched.sensitivity_fails.double().mean())
     masks = max(float(w.not_monotone.double().mean()) for w in watched.masking)
-    odd = max(0.0, same - watched.chance)
+    words = {
+        "robustness": f"Slight input noise changes the class of {robust:.1%} of the samples; robustness "
+        "metrics assume that it changes none.",
+        "sensitivity": f"After all layers were randomised {same:.1%} of the samples keep their class "
+        f"({watched.chance:.1%} by luck); randomisation metrics assume that they lose it.",
+        "monotonicity": f"Masking more moves the answer back for up to {masks:.1%} of the samples; flipping "
+        "curves assume a steady fall.",
+    }
     return [
-        Check(
-            "robustness",
-            robust < OFTEN,
-            robust,
-            f"Slight input noise changes the class of {robust:.1%} of the samples; robustness metrics assume "
-            "that it changes none.",
-        ),
-        Check(
-            "sensitivity",
-            odd < OFTEN,
-            same,
-            f"After all layers were randomised {same:.1%} of the samples keep their class "
-            f"({watched.chance:.1%} by luck); randomisation metrics assume that they lose it.",
-        ),
-        Check(
-            "monotonicity",
-            masks < OFTEN or None,
-            masks,
-            f"Masking more moves the answer back for up to {masks:.1%} of the samples; flipping curves "
-            "assume a steady fall.",
-        ),
+        Check("robustness", robust < OFTEN, robust, words["robustness"]),
+        Check("sensitivity", max(0.0, same - watched.chance) < OFTEN, same, words["sensitivity"]),
+        Check("monotonicity", masks < OFTEN or None, masks, words["monotonicity"]),
     ]

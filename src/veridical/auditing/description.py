@@ -6,7 +6,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,8 +15,11 @@ from veridical.auditing.elimination import Elimination
 from veridical.auditing.evidence import Test
 from veridical.auditing.jobs import Job
 from veridical.auditing.model_randomisation import sample_scores
+from veridical.concepts import Comparison, compare, split
 from veridical.core import key as keyed
 from veridical.core.key import Key
+from veridical.data.generation import Generation
+from veridical.data.prompt_checks import PromptChecks, prompt_checks
 from veridical.errors import InputError, VeridicalError, VeridicalWarning
 from veridical.explainers import Explainer
 from veridical.explainers import registry as explainer_registry
@@ -31,10 +34,6 @@ from veridical.qge import Standing, standing
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.scores import Scores
 from veridical.values.task import Task
-
-if TYPE_CHECKING:
-    from veridical.concepts import Comparison
-    from veridical.data.prompt_checks import PromptChecks
 
 
 def describe(elimination: Elimination, table: Evaluation, effort: Effort, seed: int) -> Evaluation:
@@ -105,11 +104,6 @@ _CONCEPT_ROWS = 1000
 
 def prompts_of(task: Task, evaluation: Evaluation, seed: int) -> PromptChecks | None:
     """What is known of prompts beside their scores; None for other tasks."""
-    if task.head != "generation":
-        return None  # spares everybody else the import
-    from veridical.data.generation import Generation
-    from veridical.data.prompt_checks import prompt_checks
-
     if not isinstance(task, Generation):
         return None
     return prompt_checks(task, explainers=evaluation.explainers, metrics=evaluation.metrics, seed=seed)
@@ -136,8 +130,6 @@ def concepts_of(
     task: Task, methods: Mapping[str, Any] | None, seed: int, evaluation: Evaluation, notes: list[str]
 ) -> Comparison | None:
     """SURF's verdict on concept methods, on more samples than an audit explains: each costs one row."""
-    from veridical.concepts import compare, split  # few programs ask for concepts
-
     task = some_of(task, _CONCEPT_ROWS, seed)
     try:
         if methods is not None:

@@ -29,42 +29,32 @@ def first_page(audit: Audit) -> dict[str, Any]:
 
 
 def _lines(place: Place, audit: Audit) -> list[dict[str, Any]]:
-    """Each criterion: what was asked, what came out, whether it holds."""
+    """Each criterion and each post-hoc check: what was asked, what came out, whether it holds."""
     found: list[dict[str, Any]] = []
-    for line, question in QUESTIONS.items():
-        tests = [test for test in place.tests if test.criterion == line]
-        if line in audit.verdict.absent:
-            found.append(
-                {"criterion": line, "question": question, "held": None, "said": [_absent(line, audit)]}
-            )
+
+    def add(criterion: str, question: str, held: bool | None, *sentences: str) -> None:
+        # without classes two tests are one
+        said = list(dict.fromkeys(sentences))
+        found.append({"criterion": criterion, "question": question, "held": held, "said": said})
+
+    for criterion, question in QUESTIONS.items():
+        tests = [test for test in place.tests if test.criterion == criterion]
+        if criterion in audit.verdict.absent:
+            add(criterion, question, None, f"Not asked: {audit.verdict.absent[criterion]}.")
         elif tests:
             held = all(test.p <= ALPHA for test in tests)
-            # without classes two tests are one
-            said = list(dict.fromkeys(in_a_sentence(test, audit.task.head) for test in tests))
-            found.append({"criterion": line, "question": question, "held": held, "said": said})
-    return [*found, *_posthoc(place)]
-
-
-def _posthoc(place: Place) -> list[dict[str, Any]]:
-    """What was checked beyond the criteria: the sample and the class, nearly the same weights."""
-    found, asked = [], place.posthoc.sample
-    if asked is not None and asked.samples:
-        how = f"r = {place.posthoc.alike:.2f} between maps of samples of a class"
-        said = [f"{in_a_sentence(asked)[:-1]}; {how}."]
-        held = asked.p <= ALPHA or not place.posthoc.refused
+            add(criterion, question, held, *(in_a_sentence(test, audit.task.head) for test in tests))
+    checks, test = place.posthoc, place.posthoc.sample
+    if test is not None and test.samples:
+        said = in_a_sentence(test, audit.task.head).rstrip(".")
+        held = test.p <= ALPHA or not checks.refused
         question = "Is it about this sample, and not about the class alone?"
-        found.append({"criterion": "sample", "question": question, "held": held, "said": said})
-    if place.posthoc.perturbed_copy == place.posthoc.perturbed_copy:
-        alike = f"r = {place.posthoc.perturbed_copy:.2f}"
-        said = [f"Weights that differ by {COPY_NOISE:.1%} get maps like these: {alike}."]
-        held = place.posthoc.perturbed_copy >= MIN_AGREEMENT
-        question = "Does it say the same of nearly the same weights?"
-        found.append({"criterion": "perturbed_copy", "question": question, "held": held, "said": said})
+        add("sample", question, held, f"{said}; r = {checks.alike:.2f} between maps of samples of a class.")
+    r = checks.perturbed_copy
+    if r == r:
+        said = f"Weights that differ by {COPY_NOISE:.1%} get maps like these: r = {r:.2f}."
+        add("perturbed_copy", "Does it say the same of nearly the same weights?", r >= MIN_AGREEMENT, said)
     return found
-
-
-def _absent(line: str, audit: Audit) -> str:
-    return f"Not asked: {audit.verdict.absent[line]}."
 
 
 def in_a_sentence(test: Test, head: str = "multiclass") -> str:
@@ -72,30 +62,31 @@ def in_a_sentence(test: Test, head: str = "multiclass") -> str:
     if not test.samples:
         return "Not reached: it does not pass what comes before."
     sure = f"{test.rate:.0%} of {test.samples} samples (95% interval {test.low:.0%} to {test.high:.0%})"
-    if test.criterion == "randomisation":
-        if test.rival == SIZE:
-            return (
-                "A model with other weights, too, is explained better by its maps of that model than by the "
-                f"size of the input in {sure}."
-            )
-        same = in_words(test.rival, head).rpartition(", ")[2]
-        whose = "the class that model predicts" if same == "its own class" else f"the {same}"
-        if test.rival in HERE:
-            return (
-                "Its maps of this model explain it better than its maps of a model with other weights "
-                f"({whose}) in {sure}."
-            )
-        whose = whose.replace("that model", "this model")
-        return (
-            "A model with other weights is explained better by its maps of that model than by those of this "
-            f"one ({whose}) in {sure}."
-        )
+    rival = in_words(test.rival, head)
+    same = rival.rpartition(", ")[2]
+    whose = "the class that model predicts" if same == "its own class" else f"the {same}"
     if test.criterion == "sample":
-        return f"Its map explains a sample better than {test.rival} in {sure}."
-    if test.criterion == "truth":
-        return f"It finds the marked features better than {in_words(test.rival)} in {sure}."
-    rival = in_words(test.rival)
-    return f"When features are removed, its order tells what matters better than {rival} in {sure}."
+        words = f"Its map explains a sample better than {rival}"
+    elif test.criterion == "truth":
+        words = f"It finds the marked features better than {rival}"
+    elif test.criterion != "randomisation":
+        words = f"When features are removed, its order tells what matters better than {rival}"
+    elif test.rival == SIZE:
+        words = (
+            "A model with other weights, too, is explained better by its maps of that model than by the size "
+            "of the input"
+        )
+    elif test.rival in HERE:
+        words = (
+            f"Its maps of this model explain it better than its maps of a model with other weights ({whose})"
+        )
+    else:
+        whose = whose.replace("that model", "this model")
+        words = (
+            "A model with other weights is explained better by its maps of that model than by those of this "
+            f"one ({whose})"
+        )
+    return f"{words} in {sure}."
 
 
 def _changes(audit: Audit) -> list[str]:
@@ -144,6 +135,6 @@ def _limits(audit: Audit) -> list[str]:
         f"The chance that any method is called trusted without deserving it is kept at {ALPHA:.0%} for the "
         "controls listed here; a cheat nobody thought of is not covered.",
     ]
-    if audit.verdict.absent:
+    if verdict.absent:
         said.append("One criterion is absent, so trust is provisional.")
     return said

@@ -37,7 +37,7 @@ class TaskCells:
 def contents(study: Study) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
     progress = study.status()
-    held = {task.label: _cells_of(study, task.label) for task in study.plan.tasks}
+    held = {task.label: _task(study, task.label) for task in study.plan.tasks}
     cited = [paper for found in held.values() for paper in papers(found)]
     return plain(
         {
@@ -45,7 +45,18 @@ def contents(study: Study) -> dict[str, Any]:
             "progress": str(progress),
             "complete": progress.complete,
             "seeds": list(study.plan.seeds),
-            "tasks": [{"name": label, **_task(found)} for label, found in held.items()],
+            "tasks": [
+                {
+                    "name": label,
+                    "metrics": metric_facts(found),
+                    "table": table(found),
+                    "curves": curves(found),
+                    "flags": flagged(found),
+                    "incomplete": incomplete(found.scores.values()),
+                    "settings": settings(found),
+                }
+                for label, found in held.items()
+            ],
             "failures": [
                 {
                     "explainer": f"{failed.name.explainer} on {failed.name.task}, seed {failed.name.seed}",
@@ -61,18 +72,8 @@ def contents(study: Study) -> dict[str, Any]:
     )
 
 
-def _task(found: TaskCells) -> dict[str, Any]:
-    return {
-        "metrics": metric_facts(found),
-        "table": table(found),
-        "curves": curves(found),
-        "flags": flagged(found),
-        "incomplete": incomplete(found.scores.values()),
-        "settings": settings(found),
-    }
-
-
-def _cells_of(study: Study, task: str) -> TaskCells:
+def _task(study: Study, task: str) -> TaskCells:
+    """The cells of a task that are finished."""
     by_cell: dict[tuple[str, str], list[Scores]] = {}
     for name in study:
         if name.task == task:
