@@ -84,6 +84,24 @@ def test_captum_layer_methods_and_noise_tunnels():
     assert not torch.equal(smooth(task, Key(0)).values, smooth(task, Key(1)).values)
 
 
+@pytest.mark.parametrize("kind", [attr.LayerGradCam, attr.GuidedGradCam])
+def test_a_captum_object_of_a_layer_is_bound_to_that_layer_of_the_model(kind):
+    task = image_task()
+    noisy = task.with_noise(0.3, Key(1))
+    for each in (task, noisy):
+        made = from_captum(lambda model: kind(model, model[2]))(each)
+        torch.testing.assert_close(vd.explain(kind(task.model, task.model[2]), each).values, made.values)
+
+
+def test_captum_methods_that_need_baselines_take_the_reference_rows():
+    task = image_task().changed(train=torch.rand(7, 1, 8, 8).double())
+    own = vd.explain(attr.DeepLiftShap(task.model), task)
+    given = from_captum(attr.DeepLiftShap, baselines=task.train)(task)
+    torch.testing.assert_close(own.values, given.values)
+    with pytest.raises(NotApplicableError, match="baselines"):
+        vd.explain(attr.DeepLiftShap, image_task())
+
+
 def test_captum_with_named_side_inputs_on_text():
     class Bag(nn.Module):
         def __init__(self) -> None:

@@ -154,6 +154,13 @@ class CaptumExplainer(_Adapter):
                 kwargs.setdefault("target", task.targets)
             if extra and ("additional_forward_args" in accepted or passes_on):
                 kwargs.setdefault("additional_forward_args", extra)
+            wanted = accepted.get("baselines")
+            if wanted is not None and wanted.default is wanted.empty and "baselines" not in kwargs:
+                if task.train is None:
+                    raise NotApplicableError(
+                        f"'{self.name}' needs baselines; give the task train=... or baselines=..."
+                    )
+                kwargs["baselines"] = task.train
             rows = task.inputs.detach().clone().requires_grad_("gradient" in self.needs)
             maps = method.attribute(rows, **kwargs)
         if isinstance(maps, tuple) and len(maps) == 1:
@@ -174,7 +181,11 @@ class CaptumExplainer(_Adapter):
 
 def _rebound(attribution: Any, model: nn.Module) -> Any:
     """A copy of a captum object, and of the objects it wraps, that asks this model instead of its own."""
-    bound = copy.copy(attribution)
+    bound, own = copy.copy(attribution), getattr(attribution, "forward_func", None)
+    if isinstance(own, nn.Module) and isinstance(getattr(attribution, "layer", None), nn.Module):
+        at = next(name for name, layer in own.named_modules() if layer is attribution.layer)
+        named = dict(model.named_modules())
+        bound.layer = named[at if at in named else f"module.{at}"]
     for name in ("forward_func", "model"):
         if hasattr(bound, name):
             setattr(bound, name, model)
