@@ -157,7 +157,7 @@ def test_refusals_say_why(kind: type[Cam]) -> None:
         kind(layer="conv")(reused)
     with pytest.raises(NotApplicableError, match="did you mean"):
         kind(layer="44")(image_task())
-    with pytest.raises(NotApplicableError, match="layer '7' answers shape"):
+    with pytest.raises(NotApplicableError, match="layer '7' gives shape"):
         kind(layer="7")(image_task())
     table = vd.Task(seeded(nn.Sequential(nn.Linear(4, 3))), draw(3, 4), plan=Plan(rows=8))
     with pytest.raises(NotApplicableError, match="image, series"):

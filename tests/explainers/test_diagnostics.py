@@ -147,7 +147,7 @@ def chaos(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("explainer", DRAWING[:4], ids=NAMES[:4])
 def test_noise_is_called_noise(explainer: Explainer) -> None:
     task = vd.Task(chaos, torch.rand(8, 1, 8, 8).double(), targets=[0] * 8, fill=0.0)
-    with pytest.warns(VeridicalWarning, match="mostly noise; ask more rows"):
+    with pytest.warns(VeridicalWarning, match="mostly noise; evaluate more rows"):
         found = explainer(task).provenance["repeatability"]
     assert found["mean"] < 0.5
     assert found["low"] >= 4

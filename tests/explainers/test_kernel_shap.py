@@ -157,7 +157,7 @@ def test_more_pixels_than_rows_can_tell_apart_are_joined_and_it_is_said(explaine
         return float(torch.stack(alike).mean())
 
     alone = replace(explainer, join=False)
-    with pytest.warns(VeridicalWarning, match="answers for 784 features"):
+    with pytest.warns(VeridicalWarning, match="responses for 784 features"):
         one_by_one = alone(task)
     assert "underdetermined" in one_by_one.provenance
     with warnings.catch_warnings():

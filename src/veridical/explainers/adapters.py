@@ -99,7 +99,7 @@ class FunctionExplainer(Explainer):
         own = context.key / int(task.draw_ids[0])
         exposed = task.predictor.exposed()
         with task.session(grad=True), exposed as model, seeded(own):
-            # a copy: users ask gradients of what they get, or write into it
+            # a copy: users take gradients of what they get, or write into it
             maps = self.function(model, task.inputs.clone(), task.targets, **extra)
         return task.values(maps, f"the map of '{self.name}'")
 
@@ -180,7 +180,7 @@ class CaptumExplainer(_Adapter):
 
 
 def _rebound(attribution: Any, model: nn.Module) -> Any:
-    """A copy of a captum object, and of the objects it wraps, that asks this model instead of its own."""
+    """A copy of a captum object, and of the objects it wraps, bound to this model."""
     bound, own = copy.copy(attribution), getattr(attribution, "forward_func", None)
     if isinstance(own, nn.Module) and isinstance(getattr(attribution, "layer", None), nn.Module):
         at = next(name for name, layer in own.named_modules() if layer is attribution.layer)
@@ -204,8 +204,8 @@ class _ByPosition(nn.Module):
         self.names = names
 
     def forward(self, x: Tensor, *values: Any) -> Tensor:
-        answer: Tensor = self.module(x, **dict(zip(self.names, values, strict=True)))
-        return answer
+        outputs: Tensor = self.module(x, **dict(zip(self.names, values, strict=True)))
+        return outputs
 
 
 # --- shap -------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class ShapExplainer(_Adapter):
     def attribute(self, task: Task, context: Context) -> Tensor:
         if task.side:
             raise NotApplicableError(
-                f"'{self.name}' asks the model about rows alone; this task has side inputs"
+                f"'{self.name}' evaluates the model on rows alone; this task has side inputs"
             )
         inputs, train = task.inputs, task.train
 
@@ -407,7 +407,7 @@ class BoundExplainer(Explainer):
 
     def inapplicable_reason(self, task: Task) -> str | None:
         if task.side:
-            return "it asks the model about rows alone, and this task has side inputs"
+            return "it evaluates the model on rows alone, and this task has side inputs"
         if task.reference is not task:
             return (
                 "it is bound to its own model and does not move with the task's; give "
@@ -432,9 +432,9 @@ class BoundExplainer(Explainer):
             return task.probabilities(task.predictor.outputs(given)).cpu().numpy()
 
         target = int(task.targets[sample])
-        told = self.bound.explain_instance(row, probabilities, labels=(target,), num_features=len(row))
+        found = self.bound.explain_instance(row, probabilities, labels=(target,), num_features=len(row))
         values = torch.zeros(len(row), dtype=torch.float64)
-        for feature, weight in told.as_map()[target]:
+        for feature, weight in found.as_map()[target]:
             values[feature] = weight
         return values
 

@@ -41,7 +41,7 @@ class Explainer(Settings):
       its draws follow `context.key`.
     - `needs`: what is checked first, among "gradient", "train", "convolution", "embedding", "attention".
     - `stochastic`: whether two keys give two maps.
-    - `rows_per_sample(task)`: rows that one sample asks at once, so that chunks fit the plan.
+    - `rows_per_sample(task)`: rows evaluated at once for one sample, so that chunks fit the plan.
 
     Beside them stand the facts of its card (`name`, `summary`, `paper`, `modalities`) and, where the method
     states what the values of a map sum to, its `completeness`. Names with an underscore are the toolkit's.
@@ -56,7 +56,7 @@ class Explainer(Settings):
     control: ClassVar[bool] = False
     """A control reads nothing of the model; GEF redraws it at every call."""
     _one_key: ClassVar[bool] = False
-    """Whether GEF gives it the same key in every world: an optimisation that starts from the same noise."""
+    """Whether GEF gives it one key for all perturbed models: an optimisation from the same noise."""
 
     completeness: ClassVar[str] = ""
     """What the values of each map sum to, in words; empty where the method states nothing."""
@@ -73,11 +73,11 @@ class Explainer(Settings):
         return self.stochastic
 
     def rows_per_sample(self, task: Task) -> int:
-        """Rows the model is asked at once for one sample, so that chunks fit the plan."""
+        """Rows evaluated at once for one sample, so that chunks fit the plan."""
         return 1
 
     def _declared(self, task: Task) -> Cost:
-        """The rows that a call on this task asks the model, forward and backward, known before it is made."""
+        """The rows that a call on this task evaluates, forward and backward, known before it is made."""
         rows = 0 if self.control else len(task) * self.rows_per_sample(task)
         return Cost(rows, rows if "gradient" in self.needs else 0)
 
@@ -91,7 +91,7 @@ class Explainer(Settings):
         return task.chunks(self.rows_per_sample(task))
 
     def _tells_outputs(self, task: Task) -> bool:
-        """Whether the answers that it leaves with its pieces are those of the task's own model."""
+        """Whether the outputs that it leaves with its pieces are those of the task's own model."""
         return type(self)._prepared is Explainer._prepared
 
     def _space_of(self, task: Task) -> Space:
@@ -126,7 +126,7 @@ class Explainer(Settings):
         return None
 
     def _stated(self, task: Task) -> dict[str, Any]:
-        """What the provenance says of a choice that was made for this task, such as the layer looked at."""
+        """What the provenance says of a choice made for this task, such as the layer that is read."""
         return {}
 
     def _prepared(self, task: Task) -> Task:
@@ -180,7 +180,7 @@ class Explainer(Settings):
         """The values (N, V) alone, unchecked: for callers that explain a task under many weights."""
         space, worked_on = self._space_of(task), self._prepared(task)
         pieces = self._pieces(worked_on)
-        # asked before anything hooks into the model
+        # evaluated before anything hooks into the model
         _ = task.targets
         own = replace(context, key=context.key / self.name, notice=None)
         noisy = task.reference is not task and self._tells_outputs(task)
@@ -286,7 +286,7 @@ def as_explainer(explainer: Any, **settings: Any) -> Explainer:
 
 
 def keep_outputs(context: Context, task: Task, outputs: Tensor) -> None:
-    """Keep in the call's memo what a perturbed model answered on the way to a map, for whoever compares them.
+    """Keep in the call's memo the outputs of a perturbed model, computed on the way to a map.
 
     The outputs of an unperturbed task are evaluated, and checked, by the task itself.
     """

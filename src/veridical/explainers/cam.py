@@ -1,6 +1,6 @@
 """Class activation maps: the channels of one layer, weighted and laid over the input.
 
-Where no layer is named they look at what the model computes last on a grid of places. In a convolutional
+Where no layer is named they read what the model computes last on a grid of places. In a convolutional
 network that is the last value on the grid of its last convolution: behind the norm, the activation, the
 residual sum and the concatenation that follow it, also where those are no layers. In a vision transformer
 (one convolution, which cuts patches) it is the last residual sum of tokens through which patches still reach
@@ -36,7 +36,7 @@ from veridical.values.task import Task
 class Cam(Explainer):
     """Base of the class activation maps: one value per pixel (or step), shared over the channels.
 
-    They look at the output of `layer`: by default at what the model computes last on a grid of places, behind
+    They read the output of `layer`: by default what the model computes last on a grid of places, behind
     activation and residual sum (see `LastMaps`), which the provenance names. The map is made on that grid
     and then upsampled, linearly in each axis, to the input's size.
     """
@@ -61,7 +61,7 @@ class Cam(Explainer):
             return f"layer '{self.layer}' runs {len(found[self.layer])} times a pass; name one that runs once"
         shape, axes = found[self.layer][0], spatial_axes(task)
         if len(shape) != 2 + axes:
-            return f"layer '{self.layer}' answers shape {shape}; expected rows, channels and {axes} more axes"
+            return f"layer '{self.layer}' gives shape {shape}; expected rows, channels and {axes} more axes"
         return None
 
     def _stated(self, task: Task) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class GradientCam(Cam):
                     outputs = call(model, x.requires_grad_(True), task.side)
                 slopes = slopes_at(selected(outputs, targets).sum(), layers)
                 if not layers or slopes[-1] is None:
-                    raise _independent(self.name, f"layer '{layer}', whose maps it looks at")
+                    raise _independent(self.name, f"layer '{layer}', whose maps it reads")
                 found = layers[-1].detach(), slopes[-1]
         keep_outputs(context, task, outputs)
         return self.weigh(*found)
@@ -213,7 +213,7 @@ class ScoreCam(Cam):
                 with watched(task, layer) as outputs:
                     task.predictor.chunk(task.inputs, task.side)
                 if not outputs:
-                    raise _independent(self.name, f"layer '{layer}', whose maps it looks at")
+                    raise _independent(self.name, f"layer '{layer}', whose maps it reads")
                 return outputs[-1]
             padded = task.predictor.padding(len(task))
             x = task.inputs[padded]
@@ -226,7 +226,7 @@ class ScoreCam(Cam):
     def inapplicable_reason(self, task: Task) -> str | None:
         reason = super().inapplicable_reason(task)
         if reason is None and self.layer is None and last_maps(task).transformer:
-            return "its patches are tokens, which have no maps to look through; give a convolutional network"
+            return "its patches are tokens, which have no maps to see through; give a convolutional network"
         return reason
 
     def coarse(self, task: Task, context: Context) -> Tensor:
@@ -264,7 +264,7 @@ class GuidedGradCam(Explainer):
     """
 
     layer: str | None = None
-    """The layer that Grad-CAM looks at; by default the last maps of the model."""
+    """The layer that Grad-CAM reads; by default the last maps of the model."""
     name: ClassVar[str] = "guided_gradcam"
     summary: ClassVar[str] = "guided backpropagation weighted by Grad-CAM"
     paper: ClassVar[str] = "Selvaraju et al. 2017, section 3.2"
@@ -439,7 +439,7 @@ def _place(task: Task) -> Place:
             # by one operation more, which reads what was written in place
             traced = call(model, row, side).clone()
         own = call(model, row, side)
-        # unless it answers otherwise whenever it is asked
+        # unless it gives other outputs at every run
         astray = not agree(traced, own) and agree(own, call(model, row, side))
     refusal = None
     if astray:
@@ -454,7 +454,7 @@ def _place(task: Task) -> Place:
         )
     elif seen.last is None:
         refusal = (
-            f"no convolution layer of the model answers rows, channels and {spatial_axes(task)} axes of more "
+            f"no convolution layer of the model gives rows, channels and {spatial_axes(task)} axes of more "
             "than one position; name a layer that does with layer=..."
         )
     tokens = "the last residual sum of tokens by which patches reach the output"
@@ -481,7 +481,7 @@ def _every_layer(task: Task, after: Callable[[str, Any], None]) -> Iterator[None
 
 @contextmanager
 def watched(task: Task, name: str) -> Iterator[list[Tensor]]:
-    """What the layer answers while the body runs; the hook goes also when the body raises."""
+    """What the layer gives while the body runs; the hook goes also when the body raises."""
     seen: list[Tensor] = []
 
     def after(_layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:

@@ -186,7 +186,7 @@ class MovingNoise(_Control):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         size = task.space.n_features
-        # the same noise in every world and under every seed: only the model moves it
+        # the same noise for every perturbed model and under every seed: only the model moves it
         own = Key(0) / self.name
         noise = keyed.normal(own / "noise", task.draw_ids, 0, size)
         towards = keyed.normal(own / "towards", torch.arange(task.n_outputs, device=task.device), 0, size)

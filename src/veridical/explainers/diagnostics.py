@@ -193,12 +193,12 @@ def repeatability_sentence(provenance: Mapping[str, Any]) -> str | None:
         return text
     return (
         f"{text}, {found['low']} of {found['of']} by less than {LOW_CORRELATION}: those are mostly noise; "
-        "ask more rows, or give the task fewer features (larger patches, superpixels)"
+        "evaluate more rows, or give the task fewer features (larger patches, superpixels)"
     )
 
 
 def notes(explanations: Mapping[str, Any]) -> list[str]:
-    """What is said beside maps: completeness, repeatability, joined features, fits of too few responses."""
+    """Notes beside maps: completeness, repeatability, joined features, fits of too few responses."""
     out = []
     for who, explanation in explanations.items():
         provenance = explanation.provenance
@@ -231,6 +231,6 @@ class ConstantMaps:
 
     @property
     def flags(self) -> Tensor:
-        """(N,): samples whose first map tells no feature from another."""
+        """(N,): samples whose first map is constant."""
         found = [self._constant.get(sample, False) for sample in self._ids.tolist()]
         return torch.tensor(found, dtype=torch.bool, device=self._ids.device)

@@ -58,7 +58,7 @@ def gradient(task: Task, x: Tensor | None = None, context: Context | None = None
 
 
 def input_gradient(total: Tensor, rows: Tensor, again: bool = False) -> Tensor:
-    """The gradient of a total with respect to rows; `again` if it is asked for more than once."""
+    """The gradient of a total with respect to rows; `again` if it is taken more than once."""
     found = None
     try:
         if total.requires_grad:

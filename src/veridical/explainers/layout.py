@@ -79,7 +79,7 @@ class Cells:
         return self.space.n_features
 
     def in_words(self) -> str:
-        """What is said beside a map of cells."""
+        """A note beside a map of cells."""
         return f"{len(self.of)} features were joined into {self.count} cells of neighbours"
 
     def over(self, task: Task) -> Task:

@@ -53,7 +53,7 @@ def mask_pieces(task: Task, masks: int) -> Iterator[Task]:
         yield task
         return
     size = together * -(-len(task) // (together * -(-len(task) // size)))
-    task.outputs  # noqa: B018 (asked once here: each piece would wait for its own)
+    task.outputs  # noqa: B018 (evaluated once here: each piece would wait for its own)
     yield from (task[at : at + size] for at in range(0, len(task), size))
 
 
@@ -65,23 +65,23 @@ ROWS_PER_FEATURE = 8
 ROWS_PER_CELL = 12
 """Answers for each cell where features are joined: with so many two seeds agree on photos, too."""
 FEWEST_CELLS = 9
-"""Into fewer than 3 x 3 nothing is joined, however few the answers: that would be no map."""
+"""Into fewer than 3 x 3 nothing is joined, however few the responses: that would be no map."""
 
 
-def most_cells(answers: int) -> int:
-    """How many cells so many answers can tell apart."""
-    return max(FEWEST_CELLS, answers // ROWS_PER_CELL)
+def most_cells(responses: int) -> int:
+    """How many cells so many responses can tell apart."""
+    return max(FEWEST_CELLS, responses // ROWS_PER_CELL)
 
 
 @dataclass(frozen=True)
 class MaskingExplainer(Explainer):
-    """Base of methods that ask about masked inputs and draw nothing but, perhaps, rows for their fill."""
+    """Base of methods that evaluate masked inputs and draw nothing but, perhaps, rows for their fill."""
 
     def _draws_on(self, task: Task) -> bool:
         return self.stochastic or task.fill.follows_seed(task)
 
     def masks(self, task: Task) -> int | Tensor:
-        """Masks that every sample is asked about, or each one (n,), where no mask is asked twice."""
+        """Masks evaluated for every sample, or for each one (n,), where none is evaluated twice."""
         return self.rows_per_sample(task)
 
     def _declared(self, task: Task) -> Cost:
@@ -91,7 +91,7 @@ class MaskingExplainer(Explainer):
 
     @staticmethod
     def fill_key(key: Key) -> Key:
-        """What the fill draws by: the seed alone, so that one seed gives one map in every world."""
+        """What the fill draws by: the seed alone, so that one seed draws alike for every model."""
         return Key(key.seed) / "fill of explainers"
 
 
@@ -141,8 +141,8 @@ class ReadsCells(MaskingExplainer):
 class FitsCells(ReadsCells):
     """Base of methods that fit one unknown per feature: of an image, those that its rows can tell apart."""
 
-    def answers(self) -> int:
-        """How many answers the fit has for each sample."""
+    def responses(self) -> int:
+        """How many responses the fit has for each sample."""
         raise NotImplementedError
 
     def joins(self) -> bool:
@@ -150,10 +150,10 @@ class FitsCells(ReadsCells):
         raise NotImplementedError
 
     def cells_of(self, task: Task) -> Cells | None:
-        few = task.space.n_features <= self.answers() // ROWS_PER_FEATURE
+        few = task.space.n_features <= self.responses() // ROWS_PER_FEATURE
         if few or not self.joins():
             return None
-        return few_cells(task.space, most_cells(self.answers()))
+        return few_cells(task.space, most_cells(self.responses()))
 
     def unknowns(self, task: Task) -> int:
         """How many features, or cells, are fitted."""
@@ -165,16 +165,16 @@ class FitsCells(ReadsCells):
 
     def _stated(self, task: Task) -> dict[str, Any]:
         stated, features = super()._stated(task), task.space.n_features
-        if stated or features <= self.answers():
+        if stated or features <= self.responses():
             return stated
-        return {"underdetermined": f"{self.answers()} answers for {features} features: one fit of many"}
+        return {"underdetermined": f"{self.responses()} responses for {features} features: one fit of many"}
 
     def check(self, task: Task) -> None:
         super().check(task)
         if "underdetermined" in self._stated(task):
             warnings.warn(
-                f"'{self.name}' has {self._stated(task)['underdetermined']}; ask more rows, or give the task "
-                "fewer features (patches, superpixels)",
+                f"'{self.name}' has {self._stated(task)['underdetermined']}; evaluate more rows, or give "
+                "the task fewer features (patches, superpixels)",
                 VeridicalWarning,
                 stacklevel=4,
             )
@@ -210,7 +210,7 @@ class Occlusion(MaskingExplainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         windows = self._windows(task)
-        answers = probe(
+        responses = probe(
             task,
             Given(windows),
             response="logit",
@@ -218,7 +218,7 @@ class Occlusion(MaskingExplainer):
             with_clean=True,
             memo=context.memo,
         )
-        falls = answers[:, :1] - answers[:, 1:]
+        falls = responses[:, :1] - responses[:, 1:]
         cover = windows.to(falls.dtype)
         # each window's fall is shared out over its features, then averaged over the windows of a feature
         mean = (falls @ cover) / cover.sum(0).clamp(min=1)
@@ -266,10 +266,10 @@ class FeatureAblation(MaskingExplainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
-        answers = probe(
+        responses = probe(
             task, rule, response="logit", key=self.fill_key(context.key), with_clean=True, memo=context.memo
         )
-        return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)
+        return (responses[:, :1] - responses[:, 1:]).to(task.outputs.dtype)
 
 
 @register
@@ -295,7 +295,7 @@ class PermutationImportance(Explainer):
     def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
         fill = Marginal(self.rows)
-        answers = probe(
+        responses = probe(
             task, rule, response="logit", fill=fill, key=FILL_KEY, with_clean=True, memo=context.memo
         )
-        return (answers[:, :1] - answers[:, 1:]).to(task.outputs.dtype)
+        return (responses[:, :1] - responses[:, 1:]).to(task.outputs.dtype)

@@ -41,7 +41,7 @@ class PartitionShap(SharesOut):
     """
 
     budget: Annotated[int, Within(4, MANY)] = 512
-    """Rows asked per sample, at most; one of them is without features, and one the sample itself."""
+    """Rows evaluated per sample, at most; one of them is without features, and one the sample itself."""
     name: ClassVar[str] = "partition_shap"
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "Owen values over a tree of neighbours"
@@ -80,7 +80,7 @@ class PartitionShap(SharesOut):
 
 @lru_cache(maxsize=4096)
 def rows_of_tree(features: int) -> int:
-    """Masks that halve everything down to single features: each half is asked in two contexts."""
+    """Masks that halve everything down to single features: each half is evaluated in two contexts."""
     if features < 2:
         return 0
     return 2 + 2 * (rows_of_tree(features // 2) + rows_of_tree(features - features // 2))

@@ -31,7 +31,7 @@ class Rise(ReadsCells):
 
     On the pixels of an image masks are `grid` x `grid` coins that show with probability `keep`, shifted at
     random and enlarged bilinearly (Petsiuk et al. 2018, section 3.2); hidden parts show the task's fill.
-    In all other spaces, and for fills that look at the mask, each feature is kept or removed by its own coin;
+    In all other spaces, and for fills that read the mask, each feature is kept or removed by its own coin;
     patches and voxels beyond `grid`^2 share one with their neighbours.
     E[m_i] = `keep` exactly, and with the mean response y' taken out first,
 
@@ -68,13 +68,13 @@ class Rise(ReadsCells):
             smooth = _SmoothMasks(
                 own, task.draw_ids, task.space.input_shape[-2:], self.draws, self.keep, self.grid
             )
-            totals = _ask_smooth(task, smooth, context.key)
+            totals = _evaluate_smooth(task, smooth, context.key)
         else:
             masks = coin_masks(own, task.draw_ids, features, self.draws, self.keep)
-            answers = probe(task, Given(masks), response="logit", key=context.key, memo=context.memo)
+            responses = probe(task, Given(masks), response="logit", key=context.key, memo=context.memo)
             totals = _Totals(len(task), features, task.device)
             for some in sample_blocks(len(task), self.draws * features, task.device):
-                totals.add(some, 0, answers[some], (~masks[some]).double())
+                totals.add(some, 0, responses[some], (~masks[some]).double())
         record_split_half(context, task, self.draws, lambda half: totals.map(slice(half, half + 1), self))
         return totals.map(slice(2), self).to(task.outputs.dtype)
 
@@ -83,23 +83,23 @@ class _Totals:
     """Sums over the masks of even number and over those of odd number, which are the halves of all draws."""
 
     def __init__(self, samples: int, features: int, device: torch.device) -> None:
-        self.answers = torch.zeros(samples, 2, dtype=torch.float64, device=device)
-        self.covered, self.weighted = self.answers.new_zeros(2, samples, 2, features)
+        self.responses = torch.zeros(samples, 2, dtype=torch.float64, device=device)
+        self.covered, self.weighted = self.responses.new_zeros(2, samples, 2, features)
 
-    def add(self, samples: slice, first: int, answers: Tensor, shown: Tensor) -> None:
-        """Add answers (n, m) to masks from the number `first` on that show each feature so much (n, m, V)."""
-        odd = (torch.arange(first, first + answers.shape[1], device=answers.device) % 2).double()
+    def add(self, samples: slice, first: int, responses: Tensor, shown: Tensor) -> None:
+        """Add responses (n, m) to masks from number `first` on, which show each feature so much (n, m, V)."""
+        odd = (torch.arange(first, first + responses.shape[1], device=responses.device) % 2).double()
         of_half = torch.stack([1 - odd, odd])
-        self.answers[samples] += answers @ of_half.mT
-        ones = of_half.expand(len(answers), -1, -1)
-        found = torch.cat([ones, ones * answers[:, None]], 1) @ shown
+        self.responses[samples] += responses @ of_half.mT
+        ones = of_half.expand(len(responses), -1, -1)
+        found = torch.cat([ones, ones * responses[:, None]], 1) @ shown
         self.covered[samples] += found[:, :2]
         self.weighted[samples] += found[:, 2:]
 
     def map(self, halves: slice, of: Rise) -> Tensor:
         """The map (N, V) of one half or of both."""
         draws = sum(len(range(half, of.draws, 2)) for half in range(*halves.indices(2)))
-        mean = self.answers[:, halves].sum(1, keepdim=True) / draws
+        mean = self.responses[:, halves].sum(1, keepdim=True) / draws
         covered, weighted = self.covered[:, halves].sum(1), self.weighted[:, halves].sum(1)
         return mean + (weighted - mean * covered) / ((draws - 1) * of.keep)
 
@@ -133,8 +133,8 @@ class _SmoothMasks:
         return (place[..., None] - coin).abs_().neg_().add_(1).clamp_(min=0)
 
 
-def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> _Totals:
-    """Ask about inputs blended with their fill, which `probe` does not: it asks about whole features."""
+def _evaluate_smooth(task: Task, masks: _SmoothMasks, key: Key) -> _Totals:
+    """Evaluate inputs blended with their fill; `probe` removes whole features."""
     fill, predictor = task.fill, task.predictor
     repeats = fill.repeats_on(task)
     state = fill_state(task, fill)
@@ -145,17 +145,17 @@ def _ask_smooth(task: Task, masks: _SmoothMasks, key: Key) -> _Totals:
             visible = masks.shown(rows, columns)
             shown = visible.unflatten(-1, (1, 1, *masks.size)).to(x.dtype)
             background = fill.background(state, x, task.draw_ids[rows], key)[:, None]
-            # repeats of the fill run fastest, so that each mask's answers lie together
+            # repeats of the fill run fastest, so that each mask's responses lie together
             if x.is_floating_point():
                 filled = torch.addcmul(background, shown, x[:, None, None] - background)
             else:
                 filled = torch.where(shown.bool(), x[:, None, None], background)
             side = repeat_side(take_side(task.side, rows), across * repeats)
-            answers = task.respond(predictor.chunk(filled.flatten(0, 2), side), "logit")
+            responses = task.respond(predictor.chunk(filled.flatten(0, 2), side), "logit")
             target = task.targets[rows].repeat_interleave(across * repeats)
-            own = answers.gather(1, target[:, None]).view(len(x), across, repeats)
+            own = responses.gather(1, target[:, None]).view(len(x), across, repeats)
             totals.add(rows, columns.start, own.double().mean(-1), visible.double())
-    check_finite(totals.answers)
+    check_finite(totals.responses)
     return totals
 
 
@@ -172,7 +172,7 @@ class _Indices(ReadsCells):
     """The most blocks that patches are joined into: more would be mostly noise."""
 
     def masks_of(self, features: int) -> int:
-        """Masks that one sample with so many features, or cells, is asked about."""
+        """Masks evaluated for one sample of so many features, or cells."""
         raise NotImplementedError
 
     def cells_of(self, task: Task) -> Cells | None:
@@ -216,10 +216,10 @@ class Sobol(_Indices):
         coins = self.coins(task, context.key / "coins", self.draws)[:, :, None]
         turned = coins ^ torch.eye(task.space.n_features, dtype=torch.bool, device=task.device)
         rule = Given(torch.cat([coins, turned], 2).flatten(1, 2))
-        answers = probe(task, rule, response="logit", key=FILL_KEY, memo=context.memo).unflatten(
+        responses = probe(task, rule, response="logit", key=FILL_KEY, memo=context.memo).unflatten(
             1, (self.draws, -1)
         )
-        base, moved = answers[..., :1], answers[..., 1:]
+        base, moved = responses[..., :1], responses[..., 1:]
         spread = base[..., 0].var(1, keepdim=True)
         squares = (base - moved).square()
         # what both halves are divided by does not change their correlation
@@ -250,23 +250,23 @@ class Hsic(_Indices):
 
     def fitted(self, task: Task, context: Context) -> Tensor:
         masks = self.coins(task, context.key / "masks", self.draws)
-        answers = probe(task, Given(masks), response="logit", key=FILL_KEY, memo=context.memo)
+        responses = probe(task, Given(masks), response="logit", key=FILL_KEY, memo=context.memo)
 
         def half(at: int) -> Tensor:
-            return dependence(masks[:, at::2], answers[:, at::2])
+            return dependence(masks[:, at::2], responses[:, at::2])
 
         record_split_half(context, task, self.draws, half)
-        return dependence(masks, answers).to(task.outputs.dtype)
+        return dependence(masks, responses).to(task.outputs.dtype)
 
 
-def dependence(masks: Tensor, answers: Tensor) -> Tensor:
-    """HSIC (n, V) between masks (n, m, V) and answers (n, m)."""
+def dependence(masks: Tensor, responses: Tensor) -> Tensor:
+    """HSIC (n, V) between masks (n, m, V) and responses (n, m)."""
     # one sample at a time: the kernel of its outputs is (m, m)
-    return torch.cat([_dependence(*pair) for pair in zip(masks.split(1), answers.split(1), strict=True)])
+    return torch.cat([_dependence(*pair) for pair in zip(masks.split(1), responses.split(1), strict=True)])
 
 
-def _dependence(masks: Tensor, answers: Tensor) -> Tensor:
-    apart = (answers[:, :, None] - answers[:, None]).abs_()
+def _dependence(masks: Tensor, responses: Tensor) -> Tensor:
+    apart = (responses[:, :, None] - responses[:, None]).abs_()
     width = apart.flatten(1).median(1).values.clamp(min=torch.finfo(apart.dtype).tiny)
     moves = apart.amax((1, 2))[:, None] > 0
     # all in one and the same memory: new memory costs as much as what is computed
@@ -275,5 +275,5 @@ def _dependence(masks: Tensor, answers: Tensor) -> Tensor:
     alike.sub_(alike.mean(2, keepdim=True))
     # K_i = s_i s_i' / 2 + a constant that centring takes away, with s_i = 1 kept, -1 removed
     signs = 1.0 - 2.0 * masks.double()
-    found: Tensor = (signs * (alike @ signs)).sum(1) / 2 / (answers.shape[1] - 1) ** 2
+    found: Tensor = (signs * (alike @ signs)).sum(1) / 2 / (responses.shape[1] - 1) ** 2
     return torch.where(moves, found, 0.0)

@@ -28,19 +28,19 @@ from veridical.values.task import Task
 # --- all subsets ------------------------------------------------------------------------------------------
 
 
-def shapley_values(answers: Tensor, features: int) -> Tensor:
-    """Shapley values (N, D) of answers (N, 2^D), where bit i of a number says that feature i is gone.
+def shapley_values(responses: Tensor, features: int) -> Tensor:
+    """Shapley values (N, D) of responses (N, 2^D), where bit i of a number says that feature i is gone.
 
     phi_i = sum over sets S without i of |S|! (D - |S| - 1)! / D! (v(S with i) - v(S)).
     """
-    code = torch.arange(2**features, device=answers.device)
+    code = torch.arange(2**features, device=responses.device)
     gone = torch.stack([(code >> i) & 1 for i in range(features)]).bool()
     kept = features - gone.sum(0)
     weight = [factorial(s) * factorial(features - s - 1) / factorial(features) for s in range(features)]
-    table = torch.tensor([*weight, 0.0], dtype=torch.float64, device=answers.device)
+    table = torch.tensor([*weight, 0.0], dtype=torch.float64, device=responses.device)
     # a set without i is a number whose bit i is set; with i, the same without that bit
     each = [
-        ((answers[:, code[g] ^ (1 << i)] - answers[:, g]) * table[kept[g]]).sum(-1)
+        ((responses[:, code[g] ^ (1 << i)] - responses[:, g]) * table[kept[g]]).sum(-1)
         for i, g in enumerate(gone)
     ]
     return torch.stack(each, -1)
@@ -52,7 +52,7 @@ class ExactShapley(SharesOut):
     """The Shapley values of the explained output in the game "which features are there", from all 2^D sets.
 
     For up to 12 features. Over reference rows they are the interventional values of those rows, and sum to
-    y(x) less the mean answer without features. What is asked here serves every metric that asks by masks.
+    y(x) less the mean response without features. What is evaluated here serves every metric by masks.
     """
 
     name: ClassVar[str] = "exact_shapley"
@@ -62,7 +62,9 @@ class ExactShapley(SharesOut):
     def inapplicable_reason(self, task: Task) -> str | None:
         most = int(task.space.counts(len(task)).max())
         if most > FEW:
-            return f"it asks all 2^D subsets of up to {FEW} features, this task has {most}; use kernel_shap"
+            return (
+                f"it evaluates all 2^D subsets of up to {FEW} features, this task has {most}; use kernel_shap"
+            )
         return super().inapplicable_reason(task)
 
     def rows_per_sample(self, task: Task) -> int:
@@ -81,7 +83,7 @@ class ExactShapley(SharesOut):
         for n in counts.unique().tolist():
             rows = (counts == n).nonzero()[:, 0]
             rule = AllSubsets(places[rows], 2**n - 1)
-            answers = probe(
+            responses = probe(
                 task[rows],
                 rule,
                 response="logit",
@@ -89,7 +91,7 @@ class ExactShapley(SharesOut):
                 with_clean=True,
                 memo=context.memo,
             )
-            values = shapley_values(answers, n)
+            values = shapley_values(responses, n)
             spread = values.gather(-1, places[rows].clamp(min=0))
             out[rows] = torch.where(places[rows] >= 0, spread, 0.0)
         return out.to(task.outputs.dtype)
@@ -152,10 +154,10 @@ class ShapleySampling(MaskingExplainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         ranks = self._ranks(task, context.key)
-        answers = probe(
+        responses = probe(
             task, Leaving(ranks), response="logit", key=FILL_KEY, with_clean=True, memo=context.memo
         )
-        clean, steps, empty = answers[:, :1], answers[:, 1:-1], answers[:, -1:]
+        clean, steps, empty = responses[:, :1], responses[:, 1:-1], responses[:, -1:]
         steps = steps.unflatten(1, (self.orders, ranks.shape[-1] - 1))
         ends = [end[:, None].expand(-1, self.orders, -1) for end in (clean, empty)]
         curve = torch.cat([ends[0], steps, ends[1]], -1)
@@ -192,15 +194,15 @@ class KernelShap(FitsCells, SharesOut):
 
     Minimises sum_S k(S) (v(S) - v(none) - sum_{i in S} phi_i)^2 subject to sum phi = v(all) - v(none), with
     the Shapley kernel k(S) = (D - 1) / (C(D, s) s (D - s)), s = |S| (Lundberg and Lee 2017, theorem 2).
-    Where all 2^D sets fit in `budget`, every set is asked and the values are the Shapley values themselves.
-    Otherwise sets are drawn from the kernel, sizes spread evenly over its mass, and each is asked with its
-    complement (Covert and Lee 2021), and what answers owe to the size of a set alone is fitted beside. On an
-    image with more features than one for 8 rows, neighbours are joined into cells, one for 12 rows, which
-    share their value equally: more unknowns than answers can tell apart are noise.
+    Where all 2^D sets fit in `budget`, every set is evaluated and the values are the Shapley values
+    themselves. Otherwise sets are drawn from the kernel, sizes spread evenly over its mass, and each is
+    evaluated with its complement (Covert and Lee 2021), and what responses owe to the size of a set alone is
+    fitted beside. On an image with more features than one for 8 rows, neighbours are joined into cells, one
+    for 12 rows, which share their value equally: more unknowns than responses can tell apart are noise.
     """
 
     budget: Annotated[int, Within(3, MANY)] = 512
-    """Rows asked per sample, at most."""
+    """Rows evaluated per sample, at most."""
     join: bool = True
     """Whether neighbouring pixels or patches are joined where the budget is too small to tell them apart."""
     name: ClassVar[str] = "kernel_shap"
@@ -208,7 +210,7 @@ class KernelShap(FitsCells, SharesOut):
     summary: ClassVar[str] = "Shapley values by weighted least squares"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
 
-    def answers(self) -> int:
+    def responses(self) -> int:
         return self.budget
 
     def joins(self) -> bool:
@@ -241,7 +243,7 @@ class KernelShap(FitsCells, SharesOut):
         # samples with few features are enumerated and others sampled: one probe for each kind
         counts = task.space.valid.sum(-1)
         kinds = counts.clamp(max=self._enumerable + 1)
-        task.outputs  # noqa: B018 (asked once here, so that the parts below share it)
+        task.outputs  # noqa: B018 (evaluated once here, so that the parts below share it)
         out = torch.zeros(len(task), features, dtype=task.outputs.dtype, device=task.device)
         for kind in kinds.unique().tolist():
             index = (kinds == kind).nonzero()[:, 0]
@@ -270,15 +272,15 @@ class KernelShap(FitsCells, SharesOut):
         kept = valid[:, None] & ~chosen
         both = torch.stack([chosen, kept], 2).flatten(1, 2)
         masks = Given(torch.cat([valid[:, None], both], 1))
-        answers = probe(
+        responses = probe(
             task, masks, response="logit", key=self.fill_key(context.key), with_clean=True, memo=context.memo
         )
-        total = answers[:, :1] - answers[:, 1:2]
+        total = responses[:, :1] - responses[:, 1:2]
         out = (total / there) * valid
         elements = pairs * task.space.n_features
         for some in sample_blocks(len(task), elements, task.device) if pairs else ():
             weights = self._weights(chosen[some], features) if exact else None
-            of_pairs = answers[some, 2:].unflatten(-1, (-1, 2))
+            of_pairs = responses[some, 2:].unflatten(-1, (-1, 2))
             out[some] += _deviations(kept[some], of_pairs, total[some], valid[some], weights)
             if not exact:
                 # sizes run evenly from the smallest to the largest, so that every second set has them all
@@ -306,31 +308,32 @@ def _spread_sizes(key: Key, ids: Tensor, pairs: int, there: Tensor, longest: int
     return torch.minimum(found, there - 1)
 
 
-def _half_fit(kept: Tensor, answers: Tensor, total: Tensor, valid: Tensor, half: int) -> Tensor:
-    return _deviations(kept[:, half::2], answers[:, half::2], total, valid, None)
+def _half_fit(kept: Tensor, responses: Tensor, total: Tensor, valid: Tensor, half: int) -> Tensor:
+    return _deviations(kept[:, half::2], responses[:, half::2], total, valid, None)
 
 
 def _deviations(
-    kept: Tensor, answers: Tensor, total: Tensor, valid: Tensor, weights: Tensor | None
+    kept: Tensor, responses: Tensor, total: Tensor, valid: Tensor, weights: Tensor | None
 ) -> Tensor:
     """What the values add to equal shares: they sum to 0, so the constraint holds by itself.
 
-    `answers` (N, pairs, 2) are those without each set and without what it leaves. Both carry the same
+    `responses` (N, pairs, 2) are those without each set and without what it leaves. Both carry the same
     equation with opposite signs once rows are measured from their mean over features, so half the difference
-    of their answers stands for both. Without weights all weigh 1, and sets that are a sample of all have two
-    unknowns more, for what the answer owes to how many features there are: over all sets of one size the
-    equations of a feature cancel, so that is no part of any value, but in a sample it is most of the noise.
+    of their responses stands for both. Without weights all weigh 1, and sets that are a sample of all have
+    two unknowns more, for what the response owes to how many features there are: over all sets of one size
+    the equations of a feature cancel, so that is no part of any value, but in a sample it is most of the
+    noise.
     """
     there = valid.sum(-1, keepdim=True).double()
     size = kept.sum(-1).double()
     share = size / there
-    half = (answers[..., 0] - answers[..., 1]) / 2 - (share - 0.5) * total
+    half = (responses[..., 0] - responses[..., 1]) / 2 - (share - 0.5) * total
     spread = size * (1 - share)
     scale = (spread if weights is None else spread * weights).sum(-1, keepdim=True) / there
     # with fewer sets than features the smallest solution is taken: a vanishing ridge
     ridge = 1e-11 * scale[:, 0]
     rows = (kept.view(torch.uint8).double() - share[..., None]).mul_(valid[:, None])
-    # no row says anything on "all alike"; one more that asks it to be 0 changes nothing else
+    # no row decides on "all alike"; one more that sets it to 0 changes nothing else
     rows = torch.cat([rows, valid[:, None] / there[..., None].sqrt()], 1)
     half = torch.cat([half, torch.zeros_like(scale)], 1)
     if weights is None and share.shape[-1] >= kept.shape[-1] + _SPARE:

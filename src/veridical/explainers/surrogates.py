@@ -48,7 +48,7 @@ class Lime(FitsCells):
     summary: ClassVar[str] = "weighted linear fit to randomly masked inputs"
     paper: ClassVar[str] = "Ribeiro et al. 2016"
 
-    def answers(self) -> int:
+    def responses(self) -> int:
         return self.draws
 
     def joins(self) -> bool:
@@ -61,26 +61,26 @@ class Lime(FitsCells):
         features, valid = task.space.n_features, task.space.valid
         keep = 1 - keyed.uniform(context.key / "sizes", task.draw_ids, 0, self.draws)
         masks = coin_masks(context.key / "masks", task.draw_ids, features, self.draws, keep)
-        answers = probe(
+        responses = probe(
             task, Given(masks), response="logit", key=context.key, with_clean=True, memo=context.memo
         )
         there = task.space.counts(len(task)).to(task.device)[:, None].double()
-        out = answers.new_empty(len(task), features)
+        out = responses.new_empty(len(task), features)
         for some in sample_blocks(len(task), self.draws * features, task.device):
             removed = masks[some] if valid is None else masks[some] & valid[some, None]
             weights = torch.exp(-((removed.sum(-1) / there[some] / self.kernel_width) ** 2))
             # a feature's removal says what its presence does, with the sign turned; the input removes nothing
             weights = F.pad(weights, (1, 0), value=1.0)
-            fit = (removed, -answers[some], weights)
+            fit = (removed, -responses[some], weights)
             out[some] = ridge_fit(*fit, self.ridge)
             half = partial(_half_fit, *fit, self.ridge)
             record_split_half(context, task, self.draws, half, some)
         return out.to(task.outputs.dtype)
 
 
-def _half_fit(removed: Tensor, answers: Tensor, weights: Tensor, ridge: float, half: int) -> Tensor:
+def _half_fit(removed: Tensor, responses: Tensor, weights: Tensor, ridge: float, half: int) -> Tensor:
     """The fit of every second draw; the row in front belongs to both halves."""
-    y, w = (torch.cat([each[:, :1], each[:, 1 + half :: 2]], 1) for each in (answers, weights))
+    y, w = (torch.cat([each[:, :1], each[:, 1 + half :: 2]], 1) for each in (responses, weights))
     return ridge_fit(removed[:, half::2], y, w, ridge / 2)
 
 

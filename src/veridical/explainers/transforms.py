@@ -1,6 +1,6 @@
 """Explanations changed on purpose: binarised, degraded, inverted, shuffled; as functions and as explainers.
 
-A wrapped explainer is asked with the key it would get alone, so the map underneath is the one it gives by
+A wrapped explainer gets the key it would get alone, so the map underneath is the one it gives by
 itself; what a transform draws has a key of its own.
 """
 
@@ -130,7 +130,7 @@ def _moved(explanation: Explanation, sources: Tensor, name: str) -> Explanation:
 
 @dataclass(frozen=True)
 class Transform(Explainer):
-    """Base of explainers that change what another explainer says, and are otherwise like it."""
+    """Base of explainers that change what another explainer gives, and are otherwise like it."""
 
     explainer: Explainer = Gradient()  # noqa: RUF009 (frozen)
     """The explainer whose maps are changed; a name or a function will do."""

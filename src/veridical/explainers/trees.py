@@ -31,7 +31,7 @@ class TreeShap(Explainer):
 
     They are Shapley values of what the ensemble itself adds up: the margin of boosted trees, the probability
     of forests and single trees (the provenance says which), whatever scale the task explains. Needs the
-    extra `shap`; it reads the trees and asks the model no rows.
+    extra `shap`; it reads the trees and evaluates no rows.
     """
 
     background: Count = 100
@@ -56,14 +56,14 @@ class TreeShap(Explainer):
                 "it reads the trees of a scikit-learn, XGBoost, LightGBM or CatBoost model, and this is none"
             )
         if task.n_outputs > 2 and type(_estimator(task)).__module__.startswith(SEVERAL_AS_ONE):
-            # asked nonetheless, shap gives wrong values or ends the whole process
+            # shap would give wrong values or end the whole process
             return (
                 "the package shap reads CatBoost models and LightGBM Boosters of several classes as if they "
                 "had one (an LGBMClassifier is read rightly)"
             )
         try:
             _explainer(task, self.background)
-        except Exception as error:  # the package says in many ways that a model has no trees it knows
+        except Exception as error:  # the package has many errors for it that a model has no trees it knows
             return f"the package shap finds no trees it can read: {str(error).splitlines()[0][:120]}"
         return None
 
@@ -105,7 +105,7 @@ def _of_probability(task: Task) -> bool:
 
 
 def _all_numbers(task: Task) -> bool:
-    """Whether every column is numbers, or truths, which trees read as 0 and 1."""
+    """Whether every column is numbers, or true and false, which trees read as 0 and 1."""
     codec = getattr(task.predictor.model, "codec", None)
     return codec is None or all(levels in (None, (False, True)) for levels in codec.categories)
 

@@ -132,7 +132,7 @@ def scaled_dot_product_attention(
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     elif attn_mask is not None and attn_mask.dtype == torch.bool:
-        # padding before a text sees nothing, and answers zero where a softmax of nothing would be 0/0
+        # padding before a text sees nothing, and gives zero where a softmax of nothing would be 0/0
         some = attn_mask.any(-1, keepdim=True)
         attn_mask = attn_mask | ~some
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -198,12 +198,12 @@ def recurrent(kind: str, args: Sequence[Any]) -> tuple[Tensor, ...]:
         for backward in (False, True)[: 2 if both_ways else 1]:
             w_in, w_back, *b = weights[at * each : (at + 1) * each]
             b_in, b_back = b if b else (None, None)
-            now, answers = tuple(s[at] for s in states), []
+            now, outputs = tuple(s[at] for s in states), []
             given = F.linear(x, w_in, b_in)
             for t in reversed(range(len(x))) if backward else range(len(x)):
                 now = step(given[t], now, w_back, b_back)
-                answers.append(now[0])
-            ways.append(torch.stack(answers[::-1] if backward else answers))
+                outputs.append(now[0])
+            ways.append(torch.stack(outputs[::-1] if backward else outputs))
             ends.append(now)
             at += 1
         x = torch.cat(ways, -1) if both_ways else ways[0]

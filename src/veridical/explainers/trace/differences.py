@@ -1,7 +1,7 @@
 """Differences to a baseline through every operation of a model (DeepLIFT), so that none is lost.
 
 Linear operations pass differences on as they are. A non-linear one has a multiplier for each thing it is
-given, such that multipliers times differences sum to the change of what it answers:
+given, such that multipliers times differences sum to the change of its output:
 
     f(z)        (f(z) - f(z0)) / (z - z0), the slope between baseline and input (the rescale rule)
     a * b, a @ b    (b + b0) / 2 for a, (a + a0) / 2 for b
@@ -28,9 +28,9 @@ from veridical.explainers.trace.operations import kind_of, only_tensors
 from veridical.explainers.trace.tracer import Tracer, pulled, route, without_graph
 
 Record = list[tuple[str, tuple[Tensor, ...]]]
-"""What each non-linear operation was given and answered at a baseline."""
+"""What each non-linear operation was given and gave at a baseline."""
 Three = tuple[Tensor, Tensor, Tensor]
-"""What a maximum was given, what it answered, and where that lay."""
+"""What a maximum was given, its output, and where that lay."""
 _LINEAR = frozenset({"structure", "linear", "transposed", "average", "sum"})
 _ELEMENTWISE = frozenset({"activation", "gate", "elementwise"})
 
@@ -116,7 +116,7 @@ class Differences(Tracer):
             raise self.refusal or self.refused(f"operation '{name}'", str(error)) from None
 
     def at_baseline(self, at: int, name: str, *values: Tensor) -> tuple[Tensor, ...]:
-        """What an operation was given and answered at the baseline, fit to stand beside these values."""
+        """What an operation was given and gave at the baseline, fit to stand beside these values."""
         assert self.before is not None
         then, known = self.before[at] if at < len(self.before) else ("", ())
         if then != name:

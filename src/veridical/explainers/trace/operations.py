@@ -57,7 +57,7 @@ FACTS = frozenset(
     version is_inference hash repr format register_hook
     """.split()
 )
-"""What is asked about a tensor without reading its values."""
+"""Facts of a tensor that are read without reading its values."""
 
 NEW = frozenset(
     """
@@ -135,7 +135,7 @@ def kind_of(name: str, args: Any = (), kwargs: Any = None) -> str:
 
 
 def bound(name: str, args: Any, kwargs: Any, which: str) -> float | None:
-    """The number that an operation keeps its answers above ("low") or below ("high"), if it is one."""
+    """The number that an operation keeps its outputs above ("low") or below ("high"), if it is one."""
     if name not in _BOUNDING:
         return None
     at, *names = _BOUNDING[name][which]
@@ -155,7 +155,7 @@ _BOUNDING: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def overwritten(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The tensor that a call writes its answer into, or None if it makes a new one."""
+    """The tensor that a call writes its result into, or None if it makes a new one."""
     name = str(getattr(func, "__name__", "")).partition(".")[0]
     in_place = name in _OPERATORS or (name.endswith("_") and not name.endswith("__"))
     at = _INPLACE_AT.get(name, len(args))

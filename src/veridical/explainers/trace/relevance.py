@@ -58,10 +58,10 @@ class Relevance(Tracer):
         self.positive = TensorSet()  # known to be at least 0
         # constants of each row: beside one row they look like those of the model
         self.rowed = TensorSet(side)
-        self.gates = TensorSet()  # answers of a sigmoid: they weigh a signal
+        self.gates = TensorSet()  # outputs of a sigmoid: they weigh a signal
         self.bounded = TensorSet()  # between 0 and a number: a gate by hand, such as relu6(z + 3) / 6
-        self.activated = TensorSet()  # answers of other activations
-        self.layers = TensorDict()  # how a linear layer's answer was made
+        self.activated = TensorSet()  # outputs of other activations
+        self.layers = TensorDict()  # how a linear layer's output was made
 
     def run(self, model: Callable[[], Tensor]) -> Tensor:
         """The model's output; the gradient that arrives there is turned into relevance: times the output."""
@@ -233,7 +233,7 @@ class Relevance(Tracer):
         return split_sum(a, b, factor)
 
     def _layer_before(self, value: Any, constant: Any) -> tuple[Layer, str, Tensor] | None:
-        """The layer whose answer a value is, where a constant beside it has one number for every channel."""
+        """The layer whose output a value is, where a constant beside it has one number for every channel."""
         if not isinstance(value, Tensor) or not isinstance(constant, Tensor):
             return None
         found: tuple[Layer, str, Tensor] | None = self.layers.get(value)
@@ -291,7 +291,7 @@ class Relevance(Tracer):
         why = "only inputs times a matrix of weights, x @ w, have a stated rule"
         return self._unruled(name, why, func, args)
 
-    # --- what is known of an answer from what is known of what went in ----------------------------------
+    # --- what is known of an output from what is known of what went in ----------------------------------
 
     def _note(self, kind: str, name: str, value: Any, args: Any, kwargs: Any) -> None:
         made = [v for v in tensors(value) if v.requires_grad and v not in self.detached]
