@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import veridical as vd
-from veridical.errors import FormatError, InputError, NotApplicableError
+from veridical.errors import FormatError, InputError, NotApplicableError, VeridicalWarning
 
 pytestmark = pytest.mark.extras
 
@@ -227,3 +227,10 @@ def test_an_answer_ends_with_any_of_the_models_end_tokens(both):
     finally:
         net.generation_config.eos_token_id = old
     assert found == free[: free.index(free[3])]
+
+
+def test_an_answer_that_would_share_a_token_with_the_prompt_is_told(both):
+    net, words = both
+    with pytest.warns(VeridicalWarning, match="would share a token"):
+        task = vd.models.Generation(net, words, ["Ann has a c"], ["at"])
+    assert task.answers[0].text == "at"

@@ -14,7 +14,7 @@ from veridical.cli.app import app
 from veridical.data import load_task
 from veridical.data.prompt_files import is_language_model, read_prompts
 from veridical.data.prompt_texts import _chat, check_spans, parts, unit_of_tokens
-from veridical.errors import FormatError, InputError, NotApplicableError
+from veridical.errors import FormatError, InputError, NotApplicableError, VeridicalWarning
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,16 @@ def test_a_token_belongs_to_its_first_letter():
     assert unit_of_tokens(text, [(0, 2), (2, 3), (3, 6)], parts(text, "sentence"), False, 0) == [0, 0, 1]
     # a token that was added stands for no character
     assert unit_of_tokens(text, [(0, 0), (0, 3), (3, 6)], parts(text, "sentence"), False, 0) == [-1, 0, 1]
+    # a blank of its own goes with the word behind it, a line's end with the line
+    lines = "ab. cd\nef"
+    found = unit_of_tokens(
+        lines, [(0, 3), (3, 4), (4, 6), (6, 7), (7, 9)], parts(lines, "sentence"), False, 0
+    )
+    assert found == [0, 1, 1, 1, 2]
     with pytest.raises(InputError, match="inside the token"):
         unit_of_tokens(text, [(0, 3), (3, 6)], [(0, 2)], True, 0)
+    with pytest.warns(VeridicalWarning, match="inside the token 'b. c'"):
+        assert unit_of_tokens(text, [(0, 1), (1, 5), (5, 6)], parts(text, "sentence"), False, 0) == [0, 0, 1]
     with pytest.raises(InputError, match="no token of its own"):
         unit_of_tokens(text, [(0, 6)], parts(text, "sentence"), False, 0)
 

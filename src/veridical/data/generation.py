@@ -62,7 +62,7 @@ class Generation(Task):
     spans : {"character", "token"}
         What the caller's own spans count.
     off : {"fill", "drop", "pad", "mask", "zero"}
-        What becomes of a unit that is off: a neutral word, the text without it, those tokens, or zeros.
+        What becomes of a unit that is off: a neutral word, the other tokens alone, those tokens, or zeros.
     neutral : str, optional
         The word of off="fill"; one token.
     new_tokens : int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -11,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from veridical.errors import InputError
+from veridical.errors import InputError, VeridicalWarning
 
 # --- units ----------------------------------------------------------------------------------------------
 
@@ -67,19 +68,23 @@ def unit_of_tokens(
 ) -> list[int]:
     """The unit of each token, -1 for none: that of its first character that is no blank.
 
-    `exact` refuses a unit that begins or ends within a token, as one of the caller's own might.
+    A token of blanks alone belongs to what it stands before on the same line. `exact` refuses a unit that
+    begins or ends within a token, as one of the caller's own might.
     """
     owner = [-1] * len(text)
     for number, (start, stop) in enumerate(spans):
         owner[start:stop] = [number] * (stop - start)
     out = []
     for start, stop in offsets:
-        owners = [owner[at] for at in range(start, stop) if not text[at].isspace()] or owner[start:stop]
-        if exact and len(set(owners)) > 1:
-            raise InputError(
-                f"a unit of prompt {prompt} begins or ends inside the token {text[start:stop]!r}; "
-                "move its edge"
-            )
+        owners = [owner[at] for at in range(start, stop) if not text[at].isspace()]
+        if len(set(owners)) > 1:
+            across = f"a unit of prompt {prompt} begins or ends inside the token {text[start:stop]!r}"
+            if exact:
+                raise InputError(f"{across}; move its edge")
+            warnings.warn(f"{across}, which belongs to the first", VeridicalWarning, stacklevel=2)
+        if stop > start and not owners:
+            leads = not exact and stop < len(text) and not text[start:stop].strip(" ")
+            owners = [owner[stop if leads else start]]
         out.append(owners[0] if owners else -1)
     for number, (start, stop) in enumerate(spans):
         if number not in out:
@@ -149,7 +154,12 @@ def continued(tokenizer: Any, prompt: Tokens, answer: str, number: int, special:
     whole = tokenized(tokenizer, prompt.text + answer, number, special).ids
     if whole[: len(prompt.ids)] == prompt.ids and len(whole) > len(prompt.ids):
         return whole[len(prompt.ids) :]
-    # the last word of the prompt and the first of the answer would be one token
+    warnings.warn(
+        f"the last word of prompt {number} and the first of {answer!r:.40} would share a token and are read "
+        "as two, which the model has rarely seen; let the blank between them begin the answer",
+        VeridicalWarning,
+        stacklevel=2,
+    )
     return tokenized(tokenizer, answer, number, special=False).ids
 
 
