@@ -143,7 +143,7 @@ def test_shapley_values_of_completeness_are_exact_with_few_vectors():
 
         def value(members, codes=codes, output=output):
             kept = torch.tensor([float(k in members) for k in range(5)])
-            answers = network((codes * kept)[:, None]).argmax(-1)
+            answers = network(codes * kept).argmax(-1)
             return float((answers == output).double().mean())
 
         assert np.allclose(found[place], exact_shapley(value, 5), atol=1e-6)
@@ -169,7 +169,7 @@ def test_concept_shap_learns_complete_vectors_and_picks_by_magnitude(head, train
     with torch.enable_grad():
         vectors, network = method.learn(train.pooled, head, 8, Key(0))
     assert torch.allclose(vectors.norm(dim=-1), torch.ones(8), atol=1e-5)
-    answers = network((train.pooled.float() @ vectors.T)[:, None])
+    answers = network(train.pooled.float() @ vectors.T)
     agree = (answers.argmax(1) == train.outputs.argmax(1)).double().mean()
     assert float(agree) > 0.9
     concepts = method.fit(train, head)

@@ -218,10 +218,7 @@ def decide(
             gap(errors[name], nothing, key / name),
             judgements[name].concepts,
             len(judgements[name].flags),
-            {
-                control: gap(theirs, errors[name], key / name / control)
-                for control, theirs in controls.items()
-            },
+            {which: gap(theirs, errors[name], key / name / which) for which, theirs in controls.items()},
             None if name == order[0] else gap(errors[name], first, key / name / "best"),
             stable.get(name),
             apart[name],

@@ -101,9 +101,7 @@ class Dictionary:
         own = self.unit()
         atoms, centre = own.decoder, own.decoder_bias
         if atoms.shape[1] != head.dimension:
-            raise InputError(
-                f"dictionary atoms have {atoms.shape[1]} dimensions, the head has {head.dimension}"
-            )
+            raise InputError(f"atoms have {atoms.shape[1]} dimensions, the head has {head.dimension}")
         return Concepts(name, atoms[None], head.weight @ atoms.T, own, head.weight @ centre, centre[None])
 
 
@@ -164,10 +162,8 @@ def load(path: str | Path) -> Dictionary:
     missing = [name for name in _ARRAYS[:4] if name not in arrays]
     unknown = sorted(set(arrays) - set(_ARRAYS)) + sorted(set(about) - set(_PLAIN))
     if missing or unknown:
-        raise FormatError(
-            f"{place} is no dictionary: it lacks {', '.join(missing) or 'nothing'} and holds "
-            f"{', '.join(unknown) or 'nothing'} besides; expected {', '.join(_ARRAYS[:4])}"
-        )
+        lacks, holds = (", ".join(names) or "nothing" for names in (missing, unknown))
+        raise FormatError(f"{place} is no dictionary: it lacks {lacks} and holds {holds} besides")
     usual = {"activation": "jumprelu" if "threshold" in arrays else "relu"}
     parts: dict[str, Any] = {**arrays, **usual, **about}
     found = Dictionary(**parts)
@@ -208,10 +204,8 @@ def from_overcomplete(module: nn.Module) -> Dictionary:
     passing = (nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Identity, nn.ModuleList)
     other = {type(m).__name__ for m in leaves if not isinstance(m, passing)}
     if len(linear) != 1 or len(norms) > 1 or other:
-        raise NotApplicableError(
-            f"the encoder has {len(linear)} linear layers, {len(norms)} norms and {sorted(other)} besides; "
-            "one linear layer, perhaps with batch normalisation, can be read"
-        )
+        found = f"{len(linear)} linear layers, {len(norms)} norms and {sorted(other)} besides"
+        raise NotApplicableError(f"the encoder has {found}; one linear layer, perhaps with a norm, is read")
     with torch.no_grad():
         # the encoder is affine up to its last ReLU: a norm is read off at zero and at the unit vectors
         ends = torch.cat([torch.zeros(1, linear[0].in_features), torch.eye(linear[0].in_features)])

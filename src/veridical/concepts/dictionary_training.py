@@ -196,10 +196,9 @@ class Run:
         self.decoder = self.encoder.clone()
         self.bias = torch.zeros(width, device=place)
         self.centre = (first / self.scale).mean(0).clone()
-        frozen = [self.encoder, self.bias] if recipe.frozen == "encoder" else []
-        frozen = [self.decoder] if recipe.frozen == "decoder" else frozen
-        every = (self.encoder, self.bias, self.decoder, self.centre)
-        learned = [t.requires_grad_(True) for t in every if not any(t is f for f in frozen)]
+        halves = {"encoder": [self.encoder, self.bias], "decoder": [self.decoder]}
+        moving = [t for half, each in halves.items() if half != recipe.frozen for t in each]
+        learned = [t.requires_grad_(True) for t in (*moving, self.centre)]
         self.optimiser = torch.optim.Adam(learned, lr=recipe.rate, fused=not on_host(place))
         self.losses = torch.zeros(recipe.steps, device=place)
         self.fired = torch.zeros(width, dtype=torch.bool, device=place)
@@ -261,10 +260,7 @@ class Run:
         """Take everything from a file; the step to go on with."""
         held = torch.load(path, map_location=self.bias.device, weights_only=True)
         if held["run"] != self.name:
-            raise FormatError(
-                f"{path} holds another run ({held['run']}); this one is {self.name}. Remove the file or name "
-                "another"
-            )
+            raise FormatError(f"{path} holds another run ({held['run']}); this one is {self.name}")
         with torch.no_grad():
             for name in _MOVING:
                 getattr(self, name).copy_(held["tensors"][name])
@@ -273,9 +269,8 @@ class Run:
 
     def dictionary(self) -> Dictionary:
         """The dictionary as it is now, of rows as they were given."""
-        plain = [t.detach().clone() for t in (self.encoder, self.bias, self.decoder, self.centre)]
-        encoder, bias, decoder, centre = plain
-        parts = (encoder, bias * self.scale, decoder, centre * self.scale)
+        plain = [getattr(self, name).detach().clone() for name in _MOVING[:4]]
+        parts = (plain[0], plain[1] * self.scale, plain[2], plain[3] * self.scale)
         if isinstance(self.recipe, BatchTopK):
             least = self.least / max(1, self.recipe.steps // 4) * self.scale
             threshold = least.float().expand(self.recipe.width).clone()

@@ -206,8 +206,7 @@ class Split:
         """
         if spatial and not self.positions:
             raise NotApplicableError(
-                f"no layer before '{self.layer}' gives a map whose mean is the embedding, so there is no "
-                "embedding at each position; collect with spatial=False"
+                f"no layer before '{self.layer}' gives a map whose mean is the embedding: it has no positions"
             )
         at = self
         if spatial and self.map_layer is not None:
@@ -260,8 +259,8 @@ class Split:
 
     def test(self, spatial: bool = False) -> Embeddings:
         """The embeddings of the task's inputs, on which explanations are judged; collected once."""
-        task = self.task
         if ("test", spatial) not in self._collected:
+            task = self.task
             found = self.collect(task.inputs, task.side, task.labels, task.ids, spatial)
             self._collected["test", spatial] = found
         return self._collected["test", spatial]
@@ -270,10 +269,7 @@ class Split:
         """The embeddings of the task's train rows, on which concepts are fitted; collected once."""
         task = self.task
         if task.train is None:
-            raise InputError(
-                "concepts are fitted on train rows and this task has none; make it with "
-                "Task(model, inputs, train=...)"
-            )
+            raise InputError("this task has none of the train rows that concepts need: Task(..., train=...)")
         if ("train", spatial) not in self._collected:
             found = self.collect(task.train, task.train_side, task.train_labels, None, spatial)
             self._collected["train", spatial] = found
@@ -325,9 +321,7 @@ def split(task: Task, layer: str | None = None, first_order: bool = False, read:
     10
     """
     if not task.predictor.differentiable:
-        raise NotApplicableError(
-            f"{type(task.model).__name__} is not a torch model, so it has no layers to split at"
-        )
+        raise NotApplicableError(f"{type(task.model).__name__} is not a torch model: it has no layers")
     if first_order:
         return expand(task, layer, read)
     refusal: NotApplicableError | None = None

@@ -110,10 +110,10 @@ def fit(rows: Tensor, labels: Tensor) -> Probes:
 
 def _class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of each column over rows that have its property, and over the others (L,)."""
-    y = labels.to(values)
-    return (values * y).sum(0) / y.sum(0).clamp(min=1), (values * (1 - y)).sum(0) / (1 - y).sum(0).clamp(
-        min=1
+    on, off = (
+        (values * y).sum(0) / y.sum(0).clamp(min=1) for y in (labels.to(values), 1 - labels.to(values))
     )
+    return on, off
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,23 +169,18 @@ class Bench:
         """The bench of planted features: properties are the most frequent ones, parents of others first."""
         task = superposition.task(samples)
         known = superposition.codes(train, draw=2)
-        sets = (
-            torch.bincount(
-                superposition.parents[superposition.parents >= 0], minlength=superposition.features
-            )
-            > 0
-        )
+        parents = superposition.parents
+        sets = torch.bincount(parents[parents >= 0], minlength=superposition.features) > 0
         rate = (known > 0).double().mean(0)
-        order = torch.argsort((rate.clamp(max=0.5) + sets) * (rate > 0.01), descending=True, stable=True)[
-            :labels
-        ]
+        rank = (rate.clamp(max=0.5) + sets) * (rate > 0.01)
+        order = torch.argsort(rank, descending=True, stable=True)[:labels]
         other = replace(superposition, seed=superposition.seed + 1)
         return cls(
             task,
             "embed",
             known @ superposition.directions,
-            (known[:, order] > 0),
-            (task.inputs[:, order] > 0),
+            known[:, order] > 0,
+            task.inputs[:, order] > 0,
             truth=superposition,
             untrained=known @ other.directions,
         )

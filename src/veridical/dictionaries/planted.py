@@ -117,16 +117,13 @@ class Superposition(Settings):
         wanted = known @ speak
         joined = torch.cat([h, torch.ones(len(h), 1)], 1).double()
         weight = torch.linalg.lstsq(joined, wanted.double()).solution.float()
-        net = nn.Sequential(
-            OrderedDict(
-                embed=nn.Linear(self.features, self.dimensions, bias=False),
-                head=nn.Linear(self.dimensions, classes),
-            )
-        )
+        embed = nn.Linear(self.features, self.dimensions, bias=False)
+        head = nn.Linear(self.dimensions, classes)
+        net = nn.Sequential(OrderedDict(embed=embed, head=head))
         with torch.no_grad():
-            net.get_submodule("embed").weight.copy_(self.directions.T)  # type: ignore[operator]
-            net.get_submodule("head").weight.copy_(weight[:-1].T)  # type: ignore[operator]
-            net.get_submodule("head").bias.copy_(weight[-1])  # type: ignore[operator]
+            embed.weight.copy_(self.directions.T)
+            head.weight.copy_(weight[:-1].T)
+            head.bias.copy_(weight[-1])
         codes = self.codes(count, draw)
         return Task(net.eval(), codes, labels=(codes @ speak).argmax(1), train=known, name=self.name)
 
@@ -144,9 +141,8 @@ def assign(atoms: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Gives the matched atoms, their features, and the absolute cosines, min(atoms, features) of each.
     """
     if atoms.shape[1:] != features.shape[1:]:
-        raise ShapeError(
-            f"atoms {tuple(atoms.shape)} and features {tuple(features.shape)} differ in dimensions"
-        )
+        shapes = f"{tuple(atoms.shape)} and features {tuple(features.shape)}"
+        raise ShapeError(f"atoms {shapes} differ in dimensions")
     from scipy.optimize import linear_sum_assignment
 
     cosine = (normalize(atoms.double(), dim=-1) @ normalize(features.double(), dim=-1).T).abs().cpu()
@@ -162,12 +158,9 @@ def mcc(atoms: Tensor, features: Tensor) -> float:
 
 def chance_mcc(width: int, features: Tensor, seed: int = 0, draws: int = 4) -> float:
     """What random atoms reach: .27 for 512 of them against 512 features in 128 dimensions."""
-    ids = torch.arange(width)
-    found = [
-        mcc(normal(Key(seed) / "chance", ids, draw, features.shape[1]), features.cpu())
-        for draw in range(draws)
-    ]
-    return sum(found) / draws
+    ids, key = torch.arange(width), Key(seed) / "chance"
+    atoms = (normal(key, ids, draw, features.shape[1]) for draw in range(draws))
+    return sum(mcc(own, features.cpu()) for own in atoms) / draws
 
 
 def above_chance(value: float, chance: float) -> float:
@@ -198,10 +191,8 @@ def truth_scores(
         with an atom of cosine >= 0.9.
     """
     if codes.shape != (len(fires), len(atoms)) or fires.shape[1] != len(features):
-        raise ShapeError(
-            f"codes {tuple(codes.shape)} and firing {tuple(fires.shape)} do not belong to {len(atoms)} "
-            f"atoms and {len(features)} features"
-        )
+        shapes = f"codes {tuple(codes.shape)} and firing {tuple(fires.shape)}"
+        raise ShapeError(f"{shapes} do not belong to {len(atoms)} atoms and {len(features)} features")
     if not len(codes):
         raise InputError("truth is judged on rows, and there are none")
     one, other, cosine = assign(atoms, features)

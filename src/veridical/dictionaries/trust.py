@@ -303,9 +303,7 @@ def judge(
     chosen = [MEASURES[named] for named in (MEASURES if measures is None else measures)]
     makers = dict(family(recipe, bench) if entries is None else entries)
     if "trained" not in makers:
-        raise InputError(
-            f"one of the entries is 'trained', the dictionary in question; got {', '.join(makers)}"
-        )
+        raise InputError(f"one entry is 'trained', the dictionary in question; got {', '.join(makers)}")
     keys = [Key(seed) / "dictionaries" / number for number in range(seeds)]
     values: dict[str, dict[str, list[Tensor]]] = {measure.name: {} for measure in chosen}
     truth: dict[str, dict[str, list[float]]] = {}

@@ -53,17 +53,9 @@ class Network:
         return [self.first, self.first_bias, self.second, self.second_bias]
 
     def __call__(self, codes: Tensor) -> Tensor:
-        """Outputs (N, C) of codes (N, C or 1, K)."""
-        rows, groups, count = codes.shape
-        # outputs first: one product per output then reads its hidden units where they lie
-        flat = codes.float().transpose(0, 1).reshape(-1, count)
-        hidden = torch.relu_(torch.addmm(self.first_bias, flat, self.first.T)).view(groups, rows, -1)
-        through = self.read @ self.second
-        if groups == 1:
-            seen = hidden[0] @ through.T
-        else:
-            seen = torch.bmm(hidden, through[:, :, None]).squeeze(-1).T
-        return seen + self.read @ self.second_bias + self.bias
+        """Outputs (N, C) of codes (N, K)."""
+        hidden = torch.relu_(torch.addmm(self.first_bias, codes.float(), self.first.T))
+        return hidden @ (self.read @ self.second).T + self.read @ self.second_bias + self.bias
 
 
 _FIRST = 2048
@@ -105,9 +97,7 @@ class ConceptSHAP(ConceptMethod):
         if self.pool < self.n_concepts:
             raise InputError(f"a pool of {self.pool} vectors is smaller than {self.n_concepts} concepts")
         if self.shared:
-            raise InputError(
-                "c-shap learns one pool for all outputs, of which each keeps its own: not shared"
-            )
+            raise InputError("c-shap learns one pool, of which each output keeps its own: not shared")
 
     def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
         """Learn the vectors, then weigh them for every output."""
@@ -127,13 +117,13 @@ class ConceptSHAP(ConceptMethod):
             own = Head(weight, bias, kind)  # type: ignore[arg-type]
             one = Embeddings.of(embeddings.pooled, own, ids=embeddings.ids)
             parts.append(self._fit_one(one, own, self.n_concepts, key / output))
-        vectors = torch.cat([part.vectors[-1:] for part in parts])
-        importances = torch.cat([part.importances[-1:] for part in parts])
+        vectors, importances = (
+            torch.cat([getattr(part, name)[-1:] for part in parts]) for name in ("vectors", "importances")
+        )
         last = parts[0].n_outputs - 1
         flags = {i: part.flags[last] for i, part in enumerate(parts) if last in part.flags}
         refuse_if_none(len(flags) == head.n_outputs, self.n_concepts, len(embeddings))
-        offset = torch.zeros_like(head.bias)
-        return Concepts(self.name, vectors, importances, Linear(vectors), offset, None, flags)
+        return self._found(vectors, importances, flags)
 
     def _fit_one(self, embeddings: Embeddings, head: Head, pool: int, key: Key) -> Concepts:
         h = embeddings.pooled
@@ -149,16 +139,18 @@ class ConceptSHAP(ConceptMethod):
                 flags[output] = too_few(count, self.n_concepts)
             else:
                 rows[output] = h[members[:, output]][: self.class_rows]
-        notes: tuple[str, ...] = ()
+        note = "no output has enough samples"
         if rows:
             values, reliable = self.shapley(rows, vectors, network, head, key / "shapley")
             pick = values.abs().topk(self.n_concepts).indices
             outputs = list(rows)
             chosen[outputs], importances[outputs] = vectors[pick].double(), values.gather(1, pick)
-            least = float(reliable.min())
-            notes = (f"Shapley values have a reliability of at least {least:.2f}",)
-        offset = torch.zeros_like(head.bias)
-        return Concepts(self.name, chosen, importances, Linear(chosen), offset, None, flags, notes)
+            note = f"Shapley values have a reliability of at least {float(reliable.min()):.2f}"
+        return self._found(chosen, importances, flags, note)
+
+    def _found(self, vectors: Tensor, importances: Tensor, flags: dict[int, str], *notes: str) -> Concepts:
+        nothing = importances.new_zeros(len(importances))
+        return Concepts(self.name, vectors, importances, Linear(vectors), nothing, None, flags, notes)
 
     def learn(self, h: Tensor, head: Head, pool: int, key: Key) -> tuple[Tensor, Network]:
         """Vectors (pool, D) of length 1 and the network that rebuilds embeddings from them."""
@@ -175,7 +167,7 @@ class ConceptSHAP(ConceptMethod):
         for step in range(self.steps):
             rows = integers(key / "batches", one, step, min(self.batch, len(h)), len(h))[0]
             unit = torch.nn.functional.normalize(vectors, dim=-1)
-            answer = network((h[rows] @ unit.T)[:, None])
+            answer = network(h[rows] @ unit.T)
             if head.kind == "regression":
                 loss = (answer - target[rows]).square().mean()
             else:
@@ -231,7 +223,7 @@ class Completeness(nn.Module):
         for output in outputs.unique().tolist():
             chosen = (outputs[:, 0] == output).nonzero()[:, 0]
             masked = self.codes[output] * kept[chosen, None]
-            answers = self.network(masked.reshape(-1, 1, kept.shape[1]))
+            answers = self.network(masked.reshape(-1, kept.shape[1]))
             answers = answers.reshape(len(chosen), len(masked[0]), -1)
             if self.regression:
                 found[chosen, 0] = -(answers - self.wanted[output]).square().mean((1, 2)).to(found)
