@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+import veridical as vd
 from veridical.concepts import Embeddings, Head
 
 
@@ -34,3 +36,14 @@ def train(head: Head) -> Embeddings:
 def test(head: Head) -> Embeddings:
     values = draw(3, 40, 12).abs()
     return Embeddings.of(values, head, head.outputs(values).argmax(1))
+
+
+def image_task(rows: int = 40) -> vd.Task:
+    """A map that is averaged before its head."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+    )
+    nn.init.normal_(model[-1].weight, std=2.0)
+    inputs = torch.rand(rows, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return vd.Task(model, inputs, train=inputs)

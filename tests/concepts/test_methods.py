@@ -69,15 +69,10 @@ def test_ica_spans_what_pca_spans_and_finds_the_sources(head, train, test):
     mixing[1, 2:5] = torch.tensor([1.0, -1.0, 0.3])
     unit = torch.nn.functional.normalize(mixing, dim=-1)
 
-    def check(method):
-        vectors = torch.nn.functional.normalize(
-            method(2).find(sources @ mixing, head.weight[0], Key(0)).vectors, dim=-1
-        )
-        assert float((vectors @ unit.T).abs().amax(0).min()) > 0.99
-
-    check(ICA)
-    with pytest.raises(AssertionError):
-        check(PCA)
+    for method, finds in ((ICA, True), (PCA, False)):
+        found = method(2).find(sources @ mixing, head.weight[0], Key(0)).vectors
+        cosine = torch.nn.functional.normalize(found, dim=-1) @ unit.T
+        assert (float(cosine.abs().amax(0).min()) > 0.99) == finds
 
 
 def test_nnls_meets_the_optimality_conditions_on_hard_cases():
@@ -101,11 +96,8 @@ def test_craft_weighs_by_variance(head, train):
 
 
 def test_topk_keeps_k_and_codes_are_by_hand():
-    encoder, bias = (
-        torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 0.0]]),
-        torch.tensor([0.0, 0.5, 0.0, 0.0]),
-    )
-    decoder, centre = torch.eye(2).repeat(2, 1), torch.tensor([1.0, 0.0])
+    encoder = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 0.0]])
+    bias, centre, decoder = torch.tensor([0, 0.5, 0, 0]), torch.tensor([1.0, 0.0]), torch.eye(2).repeat(2, 1)
     h = torch.tensor([[3.0, 1.0], [0.0, -9.0]])
     before = torch.tensor([[2.0, 1.5, 3.0, -2.0], [-1.0, -8.5, -10.0, 1.0]])
     parts = (encoder, bias, decoder, centre)
@@ -115,18 +107,6 @@ def test_topk_keeps_k_and_codes_are_by_hand():
     assert torch.equal(topk, torch.tensor([[2.0, 0, 3.0, 0], [0, 0, 0, 1.0]]))
     jump = Dictionary(*parts, "jumprelu", None, torch.tensor([2.5, 1.0, 2.5, 2.0])).codes(h)[:, 0]
     assert torch.equal(jump, torch.tensor([[0.0, 1.5, 3.0, 0], [0, 0, 0, 0]]))
-
-
-def test_unit_atoms_change_no_reconstruction(head):
-    own = Dictionary(
-        draw(1, 6, 12), draw(2, 6), 3 * draw(3, 6, 12), draw(4, 12), "jumprelu", None, draw(5, 6).abs()
-    )
-    unit, h = own.unit(), draw(6, 9, 12)
-    assert torch.allclose(unit.decoder.norm(dim=1), torch.ones(6, dtype=torch.float64))
-    assert torch.allclose(unit.codes(h)[:, 0] @ unit.decoder, own.codes(h)[:, 0] @ own.decoder)
-    concepts = own.concepts(head)
-    rebuilt = own.codes(h)[:, 0] @ own.decoder + own.decoder_bias
-    assert torch.allclose(concepts.surrogate(h, head), head.outputs(rebuilt))
 
 
 @pytest.mark.parametrize("activation", ["topk", "relu"])

@@ -95,15 +95,3 @@ def test_by_hand_with_a_centred_method():
         wanted = wanted + rebuilt @ head.weight[:, j::PLACES].T
     assert torch.allclose(spread.surrogate(rows.values, head), wanted, atol=1e-10)
     assert any("9 positions" in note for note in spread.notes)
-
-
-def test_equal_positions_are_average_pooling():
-    draw = torch.Generator().manual_seed(1)
-    pooled = Head(torch.randn(CLASSES, CHANNELS, generator=draw), torch.zeros(CLASSES))
-    flat = Head((pooled.weight / PLACES).repeat_interleave(PLACES, 1), pooled.bias)
-    values = torch.rand(20, CHANNELS * PLACES, generator=draw)
-    each, summed = vd.concepts.unflatten(Embeddings.of(values, flat), flat, CHANNELS)
-    assert torch.allclose(summed.weight, pooled.weight)
-    fitted = vd.concepts.PCA(2, shared=True).fit(each, pooled)
-    spread = vd.concepts.at_positions(fitted, flat, CHANNELS).surrogate(values, flat)
-    assert torch.allclose(spread, fitted.surrogate(each.pooled, pooled))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import veridical as vd
-from tests.concepts.conftest import draw
+from tests.concepts.conftest import draw, image_task
 from veridical.concepts import PCA, Concepts, judge, plateau, rank_optimum
 from veridical.concepts.plots import patch, strongest
 from veridical.errors import InputError, NotApplicableError, ShapeError, UnknownNameError
@@ -72,7 +72,7 @@ def curved_task() -> vd.Task:
     return vd.Task(Curved().double(), draw(1, 20, 5), train=draw(2, 30, 5))
 
 
-def test_the_first_order_head_is_the_tangent_at_the_mean():
+def test_the_first_order_head_is_the_tangent_and_its_errors_are_told_apart():
     task = curved_task()
     parts = vd.concepts.split(task, "front", first_order=True)
     model = task.model
@@ -82,11 +82,6 @@ def test_the_first_order_head_is_the_tangent_at_the_mean():
     assert not parts.head.exact
     at_mean = parts.head.outputs(point[None])[0]
     assert torch.allclose(at_mean, model.fc(model.bend(point)).detach().double(), atol=1e-9)
-
-
-def test_its_three_errors_are_told_apart():
-    task = curved_task()
-    parts = vd.concepts.split(task, "front", first_order=True)
     tangent = Concepts.of(parts.head.weight[:, None], torch.ones(3, 1))
     found = judge(tangent, parts.test(), parts.head)
     assert found.explanation == pytest.approx(0, abs=1e-9)
@@ -100,10 +95,7 @@ def test_a_linear_head_has_no_linearisation_error():
     task = curved_task()
     parts, exact = vd.concepts.split(task, first_order=True), vd.concepts.split(task)
     assert torch.allclose(parts.head.weight, exact.head.weight, atol=1e-9)
-    assert (
-        judge(PCA(2, shared=True).fit(parts.train(), parts.head), parts.test(), parts.head).linearisation
-        < 1e-9
-    )
+    assert judge(PCA(2).fit(parts.train(), parts.head), parts.test(), parts.head).linearisation < 1e-9
     with pytest.raises(UnknownNameError, match="no layer is called 'fron'"):
         vd.concepts.split(task, "fron", first_order=True)
     maps = vd.Task(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)), torch.rand(2, 1, 8, 8))
@@ -111,17 +103,8 @@ def test_a_linear_head_has_no_linearisation_error():
         vd.concepts.split(maps, "0", first_order=True)
 
 
-def pooled_task() -> vd.Task:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
-    )
-    inputs = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    return vd.Task(model, inputs, train=inputs)
-
-
 def test_crops_belong_to_their_image():
-    task = pooled_task()
+    task = image_task(12)
     parts = vd.concepts.split(task)
     crops = vd.concepts.crop_embeddings(parts, task.inputs, 4)
     assert tuple(crops.values.shape) == (12, 4, 6)
@@ -134,7 +117,7 @@ def test_crops_belong_to_their_image():
 
 
 def test_pictures_show_the_strongest_patches():
-    task = pooled_task()
+    task = image_task(12)
     parts = vd.concepts.split(task)
     maps = parts.test(spatial=True)
     concepts = Concepts.of(torch.eye(6)[:2], torch.tensor([[1.0, -3.0]] * 3))

@@ -95,18 +95,9 @@ def test_the_order_of_planted_dictionaries_is_recovered(found: Trust) -> None:
 
 def test_a_metric_that_reads_nothing_is_not_used() -> None:
     """Planted errors: a constant, an order in the last bits, the wrong sign, and pure noise."""
-    entries = (
-        "trained",
-        "true atoms",
-        "25% random",
-        "50% random",
-        "75% random",
-        "frozen decoder",
-        "shuffled",
-    )
-    good = {
-        e: torch.full((4, 8), -float(i)) + torch.linspace(0, 0.1, 4)[:, None] for i, e in enumerate(entries)
-    }
+    entries = ("trained", "true atoms", *(f"{n}% random" for n in (25, 50, 75)), "frozen decoder", "shuffled")
+    slope = torch.linspace(0, 0.1, 4)[:, None].expand(4, 8)
+    good = {entry: slope - i for i, entry in enumerate(entries)}
     good["trained"], good["true atoms"] = good["true atoms"] + 1.5, good["trained"] + 3
     noise = torch.Generator().manual_seed(0)
     values = {

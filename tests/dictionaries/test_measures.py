@@ -215,17 +215,13 @@ def test_stability_is_1_with_itself_and_needs_a_sibling(bench: Bench, subject: S
 
 def test_positions_that_are_skipped_stay_as_they_are() -> None:
     task = vd.tasks.load("digits")[:16]
-    name = next(n for n, m in task.model.named_modules() if isinstance(m, nn.Conv2d))
-    states = vd.gef.layer_activations(task, name)
-    whole = Bench(task, name, states.flatten(0, 1), parts=2)
-    most = Bench(task, name, states[:, 3:].flatten(0, 1), parts=2, skip=3)
-    assert torch.equal(most.test, states[:, 3:].flatten(0, 1))
-    gone = spliced_outputs(whole, torch.zeros_like)
-    kept = spliced_outputs(
-        Bench(task, name, states.flatten(0, 1), parts=2, skip=states.shape[1]), torch.zeros_like
+    states = vd.gef.layer_activations(task, "conv1")
+    whole, most, none = (
+        Bench(task, "conv1", states.flatten(0, 1), parts=2, skip=n) for n in (0, 3, states.shape[1])
     )
-    assert torch.allclose(kept, task.outputs, atol=1e-5)
-    assert not torch.allclose(gone, task.outputs, atol=1e-2)
+    assert torch.equal(most.test, states[:, 3:].flatten(0, 1))
+    assert torch.allclose(spliced_outputs(none, torch.zeros_like), task.outputs, atol=1e-5)
+    assert not torch.allclose(spliced_outputs(whole, torch.zeros_like), task.outputs, atol=1e-2)
 
 
 def test_padding_is_neither_judged_nor_replaced() -> None:
@@ -235,12 +231,8 @@ def test_padding_is_neither_judged_nor_replaced() -> None:
     assert torch.equal(bench.test, words)
     assert len(bench.row_part) == len(words) == int(task.space.valid.sum())
     changed: list[Tensor] = []
-
-    def keep(rows: Tensor) -> Tensor:
-        changed.append(rows)
-        return rows
-
-    assert torch.allclose(spliced_outputs(bench, keep), task.outputs, atol=1e-5)
+    unchanged = spliced_outputs(bench, lambda rows: changed.append(rows) or rows)  # type: ignore[func-returns-value]
+    assert torch.allclose(unchanged, task.outputs, atol=1e-5)
     assert torch.equal(torch.cat(changed), words)
 
 

@@ -17,8 +17,7 @@ from replications.surf.cshap_eval import (
     learned_measures,
 )
 from replications.surf.deletion import concept_deletion, members, pixel_deletion, weight_deletion
-from tests.concepts.conftest import draw
-from tests.concepts.test_upper_bound import pooled_task
+from tests.concepts.conftest import draw, image_task
 from veridical.concepts import Concepts, Head, perfect, random_importances
 from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError
@@ -136,7 +135,7 @@ def test_deleting_weights_removes_the_span(head, test):
 
 
 def test_deleting_pixels_asks_the_model_and_counts_it():
-    task = pooled_task()
+    task = image_task(12)
     parts = vd.concepts.split(task)
     concepts = Concepts.of(torch.eye(6)[:2], torch.ones(3, 2))
     before = task.predictor.meter.here.forward
