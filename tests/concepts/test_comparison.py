@@ -147,7 +147,7 @@ def test_what_shows_too_much_is_set_apart_whoever_stands_beside_it(head, train, 
     for found in (few, more):
         places = {p.method: p for p in found.verdict.places}
         assert "span all that is judged" in places["everything"].set_apart
-        assert "where 2 concepts were asked for" in places["mcd"].set_apart
+        assert "where 2 concepts were requested" in places["mcd"].set_apart
         assert places["pca"].set_apart is None
         assert found.verdict.best not in ("everything", "mcd")
         assert "Set apart: " in repr(found.verdict)

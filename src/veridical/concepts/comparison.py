@@ -192,19 +192,19 @@ def decide(
     errors: Mapping[str, Tensor],
     controls: Mapping[str, Tensor],
     judgements: Mapping[str, Judgement],
-    asked: Mapping[str, float],
+    requested: Mapping[str, float],
     stable: Mapping[str, Stability | None],
     key: Key,
 ) -> ConceptVerdict | None:
     """Order methods by SURF_MAE (seeds, N), those that show too much last; None where there are none.
 
-    How many concepts a method may show is what it was asked for itself: no other entry changes that.
+    How many concepts a method may show is what was requested of it: no other entry changes that.
     """
     apart: dict[str, str | None] = {}
     for name, found in judgements.items():
         apart[name] = None
-        if found.concepts > asked[name] + 0.5:
-            apart[name] = f"{found.concepts:.0f} vectors where {asked[name]:.0f} concepts were asked for"
+        if found.concepts > requested[name] + 0.5:
+            apart[name] = f"{found.concepts:.0f} vectors where {requested[name]:.0f} concepts were requested"
         elif any(REBUILT in note and "all outputs" in note for note in found.notes):
             apart[name] = f"its {found.concepts:.0f} concepts span all that is judged"
     order = sorted(errors, key=lambda name: (apart[name] is not None, float(errors[name].mean())))
@@ -241,7 +241,7 @@ def _sentences(places: tuple[Place, ...]) -> list[str]:
         ]
         near = [p.method for p in fair if p.gap_to_best is not None and not p.gap_to_best.sure]
         if near:
-            sentences.append(f"It cannot be told apart from {', '.join(near)}.")
+            sentences.append(f"It is not separated from {', '.join(near)}.")
         if best.stability is not None and best.stability.concepts < _STABLE:
             sentences.append(
                 f"Its concepts change with the seed: their mean cosine is {best.stability.concepts:.2f}."
@@ -250,9 +250,7 @@ def _sentences(places: tuple[Place, ...]) -> list[str]:
         if poor:
             sentences.append(f"Not better than a control: {', '.join(poor)}.")
     elif not math.isfinite(places[0].error.low):
-        sentences = [
-            f"Fewer than {MIN_SAMPLES} samples say nothing for sure: no concept method is recommended."
-        ]
+        sentences = [f"Fewer than {MIN_SAMPLES} samples decide nothing: no concept method is recommended."]
     elif flat is not None and flat.mean + places[0].error.mean <= 1e-12:
         sentences = ["The outputs do not vary over these samples: there is nothing for concepts to explain."]
     else:
@@ -282,8 +280,8 @@ class Comparison:
     """Concepts and their judgement for every method; `refused` says why a method does not apply.
 
     `controls` are judged as methods are: Perfect (which must be exact), Rand-Imp, Full-Rand and Constant, of
-    which the first draw is shown. `optimum` is the least RMSE that as many shared directions as were asked
-    for can have on the judged samples. `verdict` compares all of it, with paired intervals.
+    which the first draw is shown. `optimum` is the least RMSE that as many shared directions as were
+    requested can have on the judged samples. `verdict` compares all of it, with paired intervals.
     """
 
     judgements: dict[str, Judgement]
@@ -389,7 +387,7 @@ def compare(
     refused: dict[str, str] = {}
     stable: dict[str, Stability | None] = {}
     errors: dict[str, Tensor] = {}
-    asked: dict[str, float] = {}
+    requested: dict[str, float] = {}
     for label, item in chosen.items():
         often = keys if isinstance(item, ConceptMethod) and item.stochastic else keys[:1]
         try:
@@ -403,11 +401,11 @@ def compare(
         splits[label] = error_split(fits[0], own, test, head)
         stable[label] = stability(fits)
         errors[label] = torch.stack([each.values["mae"] for each in found])
-        asked[label] = item.n_concepts if isinstance(item, ConceptMethod) else found[0].concepts
+        requested[label] = item.n_concepts if isinstance(item, ConceptMethod) else found[0].concepts
     controls, drawn = _controls(own, test, head, key)
-    most = min(round(max(asked.values(), default=1)), *head.weight.shape)
+    most = min(round(max(requested.values(), default=1)), *head.weight.shape)
     optimum = judge(rank_optimum(test, head, most), test, head)
-    verdict = decide(errors, drawn, judgements, asked, stable, key / "verdict")
+    verdict = decide(errors, drawn, judgements, requested, stable, key / "verdict")
     return Comparison(judgements, concepts, splits, refused, controls, optimum, stable, verdict)
 
 

@@ -51,17 +51,6 @@ class NonNegative:
         return nnls(gram, seen.transpose(0, 1)).transpose(0, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class LinearSurrogate:
-    """`W h + c` (C, D), (C,); positions (N, J, D) are read one by one and averaged."""
-
-    weight: Tensor
-    constant: Tensor
-
-    def __call__(self, h: Tensor) -> Tensor:
-        return torch.addmm(self.constant, (h.mean(1) if h.dim() == 3 else h).double(), self.weight.T)
-
-
 def dual(vectors: Tensor) -> Tensor:
     """Rows of the pseudo-inverse: `dual(V) h` are the least-squares coordinates of h in V (G, K, D).
 
@@ -195,17 +184,16 @@ class Concepts:
         """The surrogate as a function of embeddings; where it is linear, one matrix made once."""
         if isinstance(self.projection, Linear):
             weight, taken = collapsed(self.projection, self.importances)
-            return LinearSurrogate(weight, head.bias + self.offset - taken)
+            constant = head.bias + self.offset - taken
+            return lambda h: torch.addmm(constant, (h.mean(1) if h.dim() == 3 else h).double(), weight.T)
 
-        def answer(h: Tensor) -> Tensor:
-            if h.dim() == 3:
-                each = answer(h.reshape(-1, h.shape[-1]))
-                return each.reshape(*h.shape[:2], -1).mean(1)
-            return self.answers(self.project(h), head)
+        def outputs(h: Tensor) -> Tensor:
+            each = self.outputs(self.project(h.reshape(-1, h.shape[-1])), head)
+            return each if h.dim() == 2 else each.reshape(*h.shape[:2], -1).mean(1)
 
-        return answer
+        return outputs
 
-    def answers(self, codes: Tensor, head: Head) -> Tensor:
+    def outputs(self, codes: Tensor, head: Head) -> Tensor:
         """The surrogate's outputs (N, C) for codes (N, G, K)."""
         if self.shared:
             found = codes[:, 0] @ self.importances.T
@@ -232,15 +220,15 @@ def _check_vectors(vectors: Tensor, reading: Reading) -> None:
         output, concept = zero[0].tolist()
         raise InputError(f"concept {concept} of output {output} is a zero vector ({len(zero)} in all)")
     if vectors.shape[1] > vectors.shape[2]:
-        told = f"{vectors.shape[1]} concepts in {vectors.shape[2]} dimensions: more than can be told apart"
-        warnings.warn(told, VeridicalWarning, stacklevel=3)
+        problem = f"{vectors.shape[1]} concepts in {vectors.shape[2]} dimensions: more than can be told apart"
+        warnings.warn(problem, VeridicalWarning, stacklevel=3)
     unit = vectors / lengths[..., None]
     alike = ((unit @ unit.mT).triu(1) > 1 - 1e-9).nonzero()
     if len(alike) and reading == "project":
         output, first, second = alike[0].tolist()
-        told = f"concepts {first} and {second} of output {output} are the same direction, which 'project' "
-        told += "counts twice; reading='coordinates' shares it between them"
-        warnings.warn(told, VeridicalWarning, stacklevel=3)
+        problem = f"concepts {first} and {second} of output {output} are the same direction, which 'project' "
+        problem += "counts twice; reading='coordinates' shares it between them"
+        warnings.warn(problem, VeridicalWarning, stacklevel=3)
 
 
 # --- heads that read a flattened map ---------------------------------------------------------------------
@@ -271,7 +259,7 @@ def unfold(flat: Tensor, positions: int) -> Tensor:
 def unflatten(embeddings: Embeddings, head: Head, channels: int) -> tuple[Embeddings, Head]:
     """What concepts are fitted on: the vector at every position, and the head summed over positions.
 
-    `sum_j f_ij` is what the head answers to a map that is the same everywhere. The model's own outputs stay.
+    `sum_j f_ij` is the head's weight on a map that is the same everywhere. The model's own outputs stay.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ class Dictionary:
     decoder_bias: Tensor
     """b_d (D,)."""
     activation: Activation = "relu"
-    """What becomes of the encoder's answers; see `activate`."""
+    """What becomes of the encoder's outputs; see `activate`."""
     active: int | None = None
     """Atoms that TopK keeps; None where the data decide."""
     threshold: Tensor | None = None

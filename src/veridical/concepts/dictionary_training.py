@@ -48,7 +48,7 @@ class Recipe(Settings):
     revive: bool = True
     """Whether atoms that are never active start anew; a frozen half forbids it."""
     activation: ClassVar[str] = ""
-    """What makes codes of the encoder's answers."""
+    """What makes codes of the encoder's outputs."""
     active: ClassVar[int | None] = None
     """Atoms that are active, where a number says so."""
 
@@ -57,7 +57,7 @@ class Recipe(Settings):
             raise InputError(f"{self.active} active atoms of a dictionary that has {self.width}")
 
     def codes(self, before: Tensor) -> Tensor:
-        """Codes (B, atoms) of a batch from the encoder's answers."""
+        """Codes (B, atoms) of a batch from the encoder's outputs."""
         raise TypeError("a Recipe is ReLU, TopK or BatchTopK")
 
     def penalty(self, codes: Tensor, dimension: int) -> Tensor | None:

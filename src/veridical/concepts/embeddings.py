@@ -155,7 +155,7 @@ class Embeddings:
         return len(self.values)
 
     def check_outputs(self, head: Head) -> None:
-        """Refuse answers of another model than the head's."""
+        """Refuse outputs of another model than the head's."""
         if self.outputs.shape[1] != head.n_outputs:
             own = self.outputs.shape[1]
             raise ShapeError(f"embeddings come with {own} outputs each, the head has {head.n_outputs}")

@@ -79,7 +79,7 @@ def superpixels(images: Tensor, segments: int = 12) -> Tensor:
 class MaskedModel(nn.Module):
     """The model on part of an image: what lies outside the mask never enters a convolution.
 
-    Before every convolution its input is zero outside the mask (shrunk to the layer's size); its answer is
+    Before every convolution its input is zero outside the mask (shrunk to the layer's size); its output is
     scaled by the share of kernel cells that were inside, as if the kernel had met the segment alone. The
     embedding is the mean of the last map over the mask. With nothing masked this is the model itself.
     """

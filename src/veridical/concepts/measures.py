@@ -292,7 +292,7 @@ def judge(
         pooled = h.mean(1) if h.dim() == 3 else h
         codes = concepts.project(pooled)  # found once: they are most of the work
         rebuilding.add(pooled, codes)
-        return direct(h) if linear or each else concepts.answers(codes, head)
+        return direct(h) if linear or each else concepts.outputs(codes, head)
 
     width = concepts.vectors.shape[0] * concepts.vectors.shape[1]
     values = sample_errors(surrogate, embeddings, head, width, companions, each)
@@ -387,7 +387,7 @@ class Rebuilding:
         if head.classifies:
             scale = 0.5 if head.kind == "binary" else 1.0
             log_p = torch.log_softmax(head.outputs(h) * scale, -1)
-            log_q = torch.log_softmax(self.own.answers(codes, head) * scale, -1)
+            log_q = torch.log_softmax(self.own.outputs(codes, head) * scale, -1)
             self.kl += (log_p.exp() * (log_p - log_q)).sum()
 
     def facts(self) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -497,7 +497,7 @@ def _check(concepts: Concepts, embeddings: Embeddings, head: Head, positions: st
     if concepts.vectors.shape[-1] != head.dimension or embeddings.dimension != head.dimension:
         found = f"concepts have {concepts.vectors.shape[-1]} dimensions, embeddings {embeddings.dimension}"
         raise ShapeError(f"{found}; the head expects {head.dimension}")
-    if not head.exact:  # otherwise the head's own answers are taken, whatever those are
+    if not head.exact:  # otherwise the head's own outputs are taken, whatever those are
         embeddings.check_outputs(head)
     labels = embeddings.labels
     if labels is None or not head.classifies:

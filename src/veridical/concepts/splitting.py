@@ -202,7 +202,7 @@ class Split:
     ) -> Embeddings:
         """Embeddings and outputs of any rows, in the task's chunks; each row is counted once.
 
-        Where the head is said to be linear, every row must bear it out.
+        Where the head is linear, every row is checked.
         """
         if spatial and not self.positions:
             raise NotApplicableError(
@@ -216,15 +216,15 @@ class Split:
         apart = spatial and at.read != "mean"
         predictor, own = self.task.predictor, self.task.predictor.output
 
-        def joined(answer: tuple[Any, Tensor]) -> Tensor:
+        def joined(found: tuple[Any, Tensor]) -> Tensor:
             """Outputs and embeddings of a row side by side: the predictor carries one tensor."""
-            outputs = own(answer[0])
-            each = as_positions(answer[1], at.channels_last).to(outputs)
+            outputs = own(found[0])
+            each = as_positions(found[1], at.channels_last).to(outputs)
             parts = [seen_of(each, at, outputs)] if apart or not spatial else []
             return torch.cat([outputs, *parts, *([each.flatten(1)] if spatial else [])], 1)
 
-        found = predictor.with_model(Tap(predictor.model, at.layer, at.end, at.product), joined)
-        outputs, flat = found.outputs(inputs, side).tensor_split([self.task.n_outputs], 1)
+        tapped = predictor.with_model(Tap(predictor.model, at.layer, at.end, at.product), joined)
+        outputs, flat = tapped.outputs(inputs, side).tensor_split([self.task.n_outputs], 1)
         ids = torch.arange(len(inputs), device=inputs.device) if ids is None else ids
         values, seen = flat, None
         if spatial:
@@ -288,7 +288,7 @@ def split(task: Task, layer: str | None = None, first_order: bool = False, read:
 
     An `nn.Linear` (also several that read the same embedding, summed, scaled or side by side), a 1x1
     convolution before average pooling, a product of functions (`F.linear`, `@`, `einsum`) and a layer over
-    tokens of which one is answered are such heads. The derivative of the outputs must be the same on some
+    tokens of which one is the output are such heads. The derivative of the outputs must be the same on some
     rows; it is the head, and all rows that are collected are checked against it.
 
     Parameters

@@ -102,8 +102,8 @@ def fit(rows: Tensor, labels: Tensor) -> Probes:
     gram = x.T @ x / len(x)
     gram.diagonal().add_(RIDGE * gram.diagonal().mean().clamp(min=1e-12))
     weight = torch.linalg.solve(gram, x.T @ y / len(x))
-    answers = x @ weight
-    on, off = _class_means(answers, labels)
+    outputs = x @ weight
+    on, off = _class_means(outputs, labels)
     half = (on - off).clamp(min=1e-12)
     return Probes(weight / half, 0.5 - (x_mean @ weight + (on + off) / 2) / half)
 
@@ -120,7 +120,7 @@ def _class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 class Bench:
     """Activations of one layer of a task, to train and to judge on, in `parts` that tell sampling noise.
 
-    Labels say of every row which properties it has (a planted feature fires, a token is a number, ...);
+    Labels tell which properties each row has (a planted feature fires, a token is a number, ...);
     probes are fitted on those of `train` and judged on those of the task's own rows.
     """
 

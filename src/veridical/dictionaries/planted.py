@@ -104,10 +104,10 @@ class Superposition(Settings):
         return self.codes(count, draw) @ self.directions
 
     def task(self, count: int = 512, draw: int = 1, classes: int = 8, train: int = 4096) -> Task:
-        """A model that holds these features: layer "embed" answers the rows, "head" reads classes from them.
+        """A model that holds these features: layer "embed" gives the rows, "head" reads classes from them.
 
-        The inputs are the features themselves. The more frequent half of the features speaks for classes,
-        each for a quarter of them; the head is the least-squares reading of what they say from the rows.
+        The inputs are the features themselves. The more frequent half of the features favours classes,
+        each a quarter of them; the head is the least-squares reading of that from the rows.
         """
         speak = self._normal("classes", self.features, classes)
         speak *= uniform(self.key / "speaks", torch.arange(self.features), 0, classes) < 0.25
@@ -171,7 +171,7 @@ def above_chance(value: float, chance: float) -> float:
 def truth_scores(
     atoms: Tensor, codes: Tensor, features: Tensor, fires: Tensor, chance: float | None = None
 ) -> dict[str, float]:
-    """All that can be said against truth, of codes on rows where the firing features are known.
+    """All comparisons with truth, of codes on rows where the firing features are known.
 
     Parameters
     ----------

@@ -23,14 +23,14 @@ def chosen_atoms(subject: Subject, count: int = CHOSEN) -> Tensor:
     return (gap.abs() / codes.std(0).clamp(min=1e-12)).topk(min(count, codes.shape[1]), -1).indices
 
 
-def auc(bench: Bench, answers: Tensor) -> Tensor:
-    """The chance that a row with a property gets the higher answer, mean over properties in each part."""
+def auc(bench: Bench, outputs: Tensor) -> Tensor:
+    """The chance that a row with a property gets the higher output, mean over properties in each part."""
     _, labels = bench.properties
     found = []
     for part in range(bench.parts):
         here = bench.row_part == part
         y = labels[here].T
-        ranks = average_ranks(answers[here].T)
+        ranks = average_ranks(outputs[here].T)
         on, off = y.sum(1).double(), (~y).sum(1).double()
         wins = (ranks * y).sum(1) - on * (on + 1) / 2
         found.append((wins / (on * off))[(on > 0) & (off > 0)].nanmean())
@@ -40,11 +40,11 @@ def auc(bench: Bench, answers: Tensor) -> Tensor:
 def sparse_probing(subject: Subject) -> Tensor:
     """AUC of probes that read the few most telling atoms."""
     train, _ = subject.bench.properties
-    answers = []
+    outputs = []
     for number, atoms in enumerate(chosen_atoms(subject)):
         probe = fit(subject.train_codes[:, atoms], train[:, number : number + 1])
-        answers.append(probe(subject.codes[:, atoms]))
-    return auc(subject.bench, torch.cat(answers, 1))
+        outputs.append(probe(subject.codes[:, atoms]))
+    return auc(subject.bench, torch.cat(outputs, 1))
 
 
 def probing_gap(subject: Subject) -> Tensor:
@@ -58,9 +58,9 @@ PAIRS = 8
 """Pairs of properties that SCR confounds."""
 
 
-def _accuracy(bench: Bench, answers: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
+def _accuracy(bench: Bench, outputs: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
     """Accuracy in each part (parts, L), where every cell (n, L) that occurs there counts alike."""
-    right = ((answers > 0.5) == labels).double()
+    right = ((outputs > 0.5) == labels).double()
     found = []
     for part in range(bench.parts):
         here = bench.row_part == part
@@ -73,12 +73,12 @@ def tpp(subject: Subject) -> Tensor:
     """Targeted probe perturbation: what removing a property's atoms costs its probe more than the others'."""
     bench = subject.bench
     probes, (_, labels) = bench.dense_probes, bench.properties
-    answers = probes(bench.test)
+    outputs = probes(bench.test)
     reach = subject.dictionary.decoder.double() @ probes.weight
-    before = _accuracy(bench, answers, labels, labels)
+    before = _accuracy(bench, outputs, labels, labels)
     found = []
     for number, atoms in enumerate(chosen_atoms(subject)):
-        without = answers - subject.codes[:, atoms].double() @ reach[atoms]
+        without = outputs - subject.codes[:, atoms].double() @ reach[atoms]
         drop = before - _accuracy(bench, without, labels, labels)
         others = torch.cat([drop[:, :number], drop[:, number + 1 :]], 1)
         found.append(drop[:, number] - others.nanmean(1))
@@ -98,11 +98,11 @@ def scr(subject: Subject) -> Tensor:
     for a, b in _pairs(train):
         agree = train[:, a] == train[:, b]
         probe = fit(bench.train[: len(train)][agree], train[agree][:, [a]])
-        answers = probe(bench.test)
+        outputs = probe(bench.test)
         reach = subject.dictionary.decoder.double()[chosen[b]] @ probe.weight
-        mended = answers - subject.codes[:, chosen[b]].double() @ reach
+        mended = outputs - subject.codes[:, chosen[b]].double() @ reach
         cells = 2 * labels[:, [a]].long() + labels[:, [b]].long()
-        each = [_accuracy(bench, x, labels[:, [a]], cells)[:, 0] for x in (answers, mended, clean[:, [a]])]
+        each = [_accuracy(bench, x, labels[:, [a]], cells)[:, 0] for x in (outputs, mended, clean[:, [a]])]
         gap = (each[2] - each[0]).mean()
         if gap >= 0.02:
             found.append((each[1] - each[0]) / gap)
@@ -117,12 +117,12 @@ def absorption(subject: Subject) -> Tensor:
     """
     bench = subject.bench
     probes, (_, labels) = bench.dense_probes, bench.properties
-    answers = probes(bench.test) > 0.5
+    outputs = probes(bench.test) > 0.5
     reach = subject.dictionary.decoder.double() @ probes.weight
     cosine = normalize(subject.dictionary.decoder.double(), dim=-1) @ normalize(probes.weight, dim=0)
     found = []
     for number, atoms in enumerate(chosen_atoms(subject)):
-        rows = (labels[:, number] & answers[:, number]).nonzero()[:, 0]
+        rows = (labels[:, number] & outputs[:, number]).nonzero()[:, 0]
         codes = subject.codes[rows].double()
         carried, most = (codes * reach[:, number]).max(1)
         silent = (codes[:, atoms] == 0).all(1)

@@ -34,23 +34,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def separation(better: Tensor, worse: Tensor) -> tuple[float, float]:
-    """How often the one beats the other over all pairs of seeds, and an exact p-value of that.
+def separation(better: Tensor, worse: Tensor) -> float:
+    """An exact p-value of the one being no better than the other.
 
     Values are oriented: more is better. One-sided permutation test of the difference in means over all ways
     to name the readings: with S seeds each, p is at least `1 / C(2S, S)`.
     """
-    wins = (better[:, None] > worse).double() + 0.5 * (better[:, None] == worse).double()
     both = torch.cat([better, worse]).double()
     if bool(both.isnan().any()):
-        return math.nan, math.nan
+        return math.nan
     size, total = len(better), both.sum()
     names = torch.tensor(list(combinations(range(len(both)), size)))
     first = both[names].sum(-1)
     gaps = first / size - (total - first) / len(worse)
     seen = gaps[0]
     slack = 1e-12 * both.abs().max().clamp(min=1e-300)
-    return float(wins.mean()), float((gaps >= seen - slack).double().mean())
+    return float((gaps >= seen - slack).double().mean())
 
 
 def smallest_difference(readings: Tensor, power: float = 0.8, level: float = 0.05) -> float:
@@ -107,7 +106,7 @@ LEVEL, FIRM = 0.05, 0.5
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trust:
-    """Readings of dictionary metrics, and what they say about the metrics.
+    """Readings of dictionary metrics, and the verdict on each metric.
 
     `values[metric][entry]` (seeds, parts) are the readings, `truth[measure][entry]` (seeds,) the truth where
     it is known, `refused` names metrics that do not apply here, with why.
@@ -153,9 +152,9 @@ class Trust:
             "trained": sign * float(own.mean()),
             "best random": hardest,
             "its value": sign * float(mean[hardest].mean()) if hardest else math.nan,
-            "p": _largest([p for _, p in tests.values()]),
+            "p": _largest(list(tests.values())),
             "least p": _largest([1 / math.comb(len(own) + len(mean[c]), len(own)) for c in self.controls]),
-            "not separated from": ", ".join(name for name, (_, p) in tests.items() if not p <= LEVEL),
+            "not separated from": ", ".join(name for name, p in tests.items() if not p <= LEVEL),
             "smallest difference": smallest,
             "steps": gap / smallest if resolvable else math.nan,
             "order": concordance(mean, CHAINS),

@@ -1,4 +1,4 @@
-"""ConceptSHAP: global directions from which the model's answers can be rebuilt, with Shapley values."""
+"""ConceptSHAP: global directions from which the model's outputs can be rebuilt, with Shapley values."""
 
 from __future__ import annotations
 
@@ -167,11 +167,11 @@ class ConceptSHAP(ConceptMethod):
         for step in range(self.steps):
             rows = integers(key / "batches", one, step, min(self.batch, len(h)), len(h))[0]
             unit = torch.nn.functional.normalize(vectors, dim=-1)
-            answer = network(h[rows] @ unit.T)
+            guess = network(h[rows] @ unit.T)
             if head.kind == "regression":
-                loss = (answer - target[rows]).square().mean()
+                loss = (guess - target[rows]).square().mean()
             else:
-                loss = -(target[rows] * torch.log_softmax(answer * scale, -1)).sum(-1).mean()
+                loss = -(target[rows] * torch.log_softmax(guess * scale, -1)).sum(-1).mean()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -223,10 +223,10 @@ class Completeness(nn.Module):
         for output in outputs.unique().tolist():
             chosen = (outputs[:, 0] == output).nonzero()[:, 0]
             masked = self.codes[output] * kept[chosen, None]
-            answers = self.network(masked.reshape(-1, kept.shape[1]))
-            answers = answers.reshape(len(chosen), len(masked[0]), -1)
+            guesses = self.network(masked.reshape(-1, kept.shape[1]))
+            guesses = guesses.reshape(len(chosen), len(masked[0]), -1)
             if self.regression:
-                found[chosen, 0] = -(answers - self.wanted[output]).square().mean((1, 2)).to(found)
+                found[chosen, 0] = -(guesses - self.wanted[output]).square().mean((1, 2)).to(found)
             else:
-                found[chosen, 0] = (answers.argmax(-1) == output).to(found).mean(1)
+                found[chosen, 0] = (guesses.argmax(-1) == output).to(found).mean(1)
         return found
