@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.core import files
 from veridical.errors import InputError, NotApplicableError, VeridicalWarning
-from veridical.fidelity import FFid, Fid, Finetuned, finetune, robustness_table
+from veridical.fidelity import FFid, Fid, finetune, robustness_table
 from veridical.fidelity.artefact import FEW_ROWS, FLAGGED, MAPS_REFUSED, REFUSED, HeldOutCheck
 
 QUICK = {"epochs": 2, "rate": 1e-3}
@@ -151,15 +150,6 @@ def test_agreement_is_that_of_held_out_rows_and_maps_are_compared(task: vd.Task,
     assert -1 <= found.maps < 1
     still = finetune(task, epochs=1, optimiser=partial(torch.optim.SGD, lr=0.0), key="still", cache=tmp_path)
     assert still.held_out.maps == pytest.approx(1.0)
-
-
-def test_an_artefact_without_its_check_is_refused(task: vd.Task, tmp_path: Path) -> None:
-    artefact = finetune(task, **QUICK, cache=tmp_path)
-    tensors, header = files.load_tensors(artefact.path, "fine-tuned model")
-    del header["held_out"]
-    old = files.save_tensors(tmp_path / "old.safetensors", "fine-tuned model", tensors, header)
-    with pytest.raises(NotApplicableError, match="holds no check"):
-        vd.score(FFid(finetuned=Finetuned(str(old)), draws=2), task, "gradient")
 
 
 # --- which rows it was made from --------------------------------------------------------------------------

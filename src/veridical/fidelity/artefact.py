@@ -142,11 +142,6 @@ class Finetuned(Settings):
     @property
     def held_out(self) -> HeldOutCheck:
         """How the fine-tuned model compares with the original on whole held-out rows."""
-        if "held_out" not in self.header:
-            raise NotApplicableError(
-                f"{Path(self.path).name} holds no check on held-out rows (an older version wrote it); "
-                "fine-tune again"
-            )
         return HeldOutCheck(**self.header["held_out"])
 
     @property
@@ -179,35 +174,26 @@ class Finetuned(Settings):
         """Training and validation loss of every epoch; `header["start"]` is the loss before them."""
         return list(self.header["history"])
 
-    def on(self, task: Task, beta: float | None = None) -> Task:
+    def on(self, task: Task) -> Task:
         """The same task on the fine-tuned model; targets stay those of the original model."""
         self.check(task)
-        if beta is not None and beta > self.beta + 1e-12:
-            raise InputError(
-                f"the model was fine-tuned to miss up to {self.beta:g} of its features, and beta {beta:g} is "
-                "more"
-            )
         return task.companions.get(self.path) or _finetuned(task, self)
 
     def check(self, task: Task) -> None:
         """Refuse a task whose model, fill or space is another than that of the fine-tuning."""
         if self.path in task.companions:  # as meta-evaluation gives a perturbed task
             return
-        header = self.header
-        if header["fill"] != task.fill.to_json():
-            raise InputError(
-                f"the model was fine-tuned with fill {header['fill']}, the task has {task.fill.to_json()}; "
-                "use task.with_fill(...) or fine-tune again"
-            )
-        if header["space"] != space_facts(task.space):
-            raise InputError(
-                f"the model was fine-tuned on {_space_line(header['space'])}, the task has "
-                f"{_space_line(space_facts(task.space))}; use task.with_space(...) or fine-tune again"
-            )
-        if header["weights"] != _weights_digest(task):
-            raise InputError(
-                "the artefact was fine-tuned from other weights than this task's model has; fine-tune again"
-            )
+        made, fill, space = self.header, task.fill.to_json(), space_facts(task.space)
+        reason = None
+        if made["fill"] != fill:
+            reason = f"with fill {made['fill']}, the task has {fill}; use task.with_fill(...)"
+        elif made["space"] != space:
+            on, here = _space_line(made["space"]), _space_line(space)
+            reason = f"on {on}, the task has {here}; use task.with_space(...)"
+        elif made["weights"] != _weights_digest(task):
+            reason = "from other weights than this task's model has"
+        if reason is not None:
+            raise InputError(f"the model was fine-tuned {reason}, or fine-tune again")
 
     def evaluator(self, task: Task) -> Task:
         """The task on the fine-tuned model, if its check on held-out rows allows it."""

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from veridical.core.allowed import Count
 from veridical.core.key import Key
+from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.fidelity.artefact import REFUSED, Finetuned
 from veridical.fidelity.correctness import Reference, predicted_labels, reference_labels
@@ -126,13 +128,14 @@ def accuracy_frame(
     return pd.DataFrame(rows)
 
 
+@checked
 def robustness_table(
     task: Task,
     finetuned: Finetuned | None = None,
     control: Finetuned | None = None,
     *,
     shares: Sequence[float] = (0.0, 0.05, 0.1),
-    draws: int = 5,
+    draws: Count = 5,
     reference: Reference | None = None,
     seed: int = 0,
     cache: str | Path | None = None,

@@ -21,11 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veridical.core import key as keyed
-from veridical.core.allowed import Between, Count, PartOf, Positive
 from veridical.core.files import write_file
 from veridical.core.key import Key
 from veridical.core.progress import track
-from veridical.core.settings import check_settings
 from veridical.errors import InputError
 from veridical.fidelity.training_rows import Rows
 from veridical.functional.devices import random_states
@@ -41,17 +39,14 @@ Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 class Schedule:
     """How long and in which steps a copy of the model is fine-tuned."""
 
-    beta: PartOf
-    epochs: Count
-    batch: Count
-    rate: Positive
-    validation: Between
-    patience: Count
+    beta: float
+    epochs: int
+    batch: int
+    rate: float
+    validation: float
+    patience: int
     masks: bool
     seed: int
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 @dataclass
@@ -85,9 +80,8 @@ def head_loss(head: str) -> Loss:
         return lambda outputs, targets: F.binary_cross_entropy_with_logits(
             outputs[:, 1], targets.to(outputs.dtype)
         )
-    if head == "multilabel":
-        return lambda outputs, targets: F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
-    return lambda outputs, targets: F.mse_loss(outputs, targets.to(outputs.dtype))
+    plain = F.binary_cross_entropy_with_logits if head == "multilabel" else F.mse_loss
+    return lambda outputs, targets: plain(outputs, targets.to(outputs.dtype))
 
 
 def fit(
