@@ -266,16 +266,6 @@ def test_one_short_sample_does_not_hide_the_table() -> None:
     assert "not resolvable" not in repr(study)
 
 
-def test_counts_are_whole_numbers(studied) -> None:
-    task, _, _ = studied
-    with pytest.raises(InputError, match="draws is a whole number from 1"):
-        RFid(draws=1.5)
-    with pytest.raises(InputError, match="repeats is a whole number"):
-        ranking_study(task, true_maps(task), metrics={"Fid": Fid()}, repeats=1.5)
-    with pytest.raises(InputError, match="epochs is a whole number"):
-        finetune(task, epochs=2.5)
-
-
 def test_metrics_inside_others_come_back_equal_from_json() -> None:
     for metric in (RFid("minus"), Fid("minus"), FFid("minus"), RFid()):
         wrapped = vd.qge.QGE(metric)

@@ -108,17 +108,6 @@ def test_cost_is_sizes_times_draws(metric: vd.Metric, rows: int) -> None:
     assert vd.score(metric, task, torch.rand(6, 14, dtype=torch.float64)).cost.forward == 6 * rows
 
 
-def test_one_pass_gives_both_signs_and_equals_two() -> None:
-    task = linear_task(features=14)
-    explanation = vd.explain("gradient", task)
-    before = task.predictor.meter.here.forward
-    both = measure(task, explanation, task.targets, levels=LEVELS, draws=5)
-    assert task.predictor.meter.here.forward - before == 6 * 19 * 2 * 5
-    for sign in SIGNS:
-        alone = measure(task, explanation, task.targets, levels=LEVELS, draws=5, signs=(sign,))
-        assert torch.equal(both[sign].indicator.nan_to_num(9), alone[sign].indicator.nan_to_num(9))
-
-
 def test_fid_is_rfid_with_everything_removed() -> None:
     task = linear_task()
     explanation = vd.explain("gradient", task)
@@ -203,50 +192,6 @@ def test_short_samples_among_long_ones_have_every_size_once() -> None:
         assert (levels - torch.arange(1, n) / n).abs().max() <= 0.025 + 1e-9
 
 
-SPACES = {
-    "pixels": (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)), (3, 4, 4), vd.Space.pixels),
-    "patches": (
-        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)),
-        (3, 4, 4),
-        lambda shape: vd.Space.patches(shape, 2),
-    ),
-    "steps": (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(20, 3)), (2, 10), vd.Space.steps),
-    "step x channel": (
-        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(20, 3)),
-        (2, 10),
-        vd.Space.step_channels,
-    ),
-    "columns": (torch.nn.Linear(9, 3), (9,), lambda shape: vd.Space.columns(shape[0])),
-}
-
-
-@pytest.mark.parametrize("kind", SPACES)
-def test_every_space(kind: str) -> None:
-    model, shape, space = SPACES[kind]
-    x = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
-    task = vd.Task(model, x, space=space(shape), fill="zero")
-    seen: list[torch.Tensor] = []
-
-    class Watch(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-
-        def forward(self, rows: torch.Tensor) -> torch.Tensor:
-            seen.append(rows.clone())
-            return self.inner(rows)
-
-    watched = vd.Task(Watch(), x, space=space(shape), fill="zero")
-    watched.outputs  # noqa: B018 (asked once, outside the count)
-    seen.clear()
-    scores = vd.score(RFid(sizes=(0.5,), draws=3), watched, torch.rand(5, task.space.n_features))
-    assert scores.values.shape == (5,)
-    rows = torch.cat(seen)[:15]
-    s = int(explanation_sizes(torch.tensor([task.space.n_features]), [0.5]))
-    elements = x[0].numel() // task.space.n_features
-    assert ((rows == 0).flatten(1).sum(1) == (s // 2) * elements).all()
-
-
 def test_tokens_count_their_own_features_only() -> None:
     task = testing.tiny_task("text")
     padded = testing.tiny_task("text", padding=5)
@@ -318,40 +263,6 @@ def test_names_follow_the_sign_and_settings_survive_json() -> None:
 
 
 # --- theorem 1 ------------------------------------------------------------------------------------------
-
-
-def tiered(left: list[int]) -> Fraction:
-    """A right answer that depends on how much of the first tier is left, and a little on the second."""
-    return Fraction(left[0] ** 2, 100) + Fraction(left[1], 1000)
-
-
-def theorem_holds(tiers: list[int], fall, beta: float, alpha: float) -> bool:
-    """The SPEC's form of theorem 1 for e(s), with B = beta * n."""
-    n, first = sum(tiers), tiers[0]
-    cap = int(budget(torch.tensor([n]), beta))
-    e = {s: fall(s, min(int(alpha * s + 1e-9), cap)) for s in range(1, n)}
-    turn = cap / alpha
-    rising = all(e[s] <= e[s + 1] for s in range(1, first))
-    flat = all(e[s] == e[s + 1] for s in range(1, first) if s >= turn)
-    falling = all(e[s] >= e[s + 1] for s in range(1, n - 1) if s >= max(turn, first))
-    between = [e[s + 1] - e[s] for s in range(first, min(n - 1, int(turn)))]
-    zigzag = not between or turn < first + 3 or (min(between) < 0 < max(between))
-    return rising and flat and falling and (turn < first or zigzag)
-
-
-CASES = [(0.1, 0.5), (0.05, 0.5), (0.2, 0.5), (0.1, 1.0), (0.3, 0.5), (0.25, 0.75)]
-
-
-@pytest.mark.parametrize(("beta", "alpha"), CASES)
-def test_theorem_1_with_the_exact_expectation(beta: float, alpha: float) -> None:
-    tiers = [10, 8, 22]
-    assert theorem_holds(tiers, lambda s, k: reference.expected_fall(tiers, tiered, s, k), beta, alpha)
-    # a ranking that puts the first tier last is no Shapley ranking, and the theorem must not hold for it
-    swapped = [22, 8, 10]
-    wrong = lambda left: tiered([left[2], left[1], left[0]])  # noqa: E731
-    assert not theorem_holds(
-        [10, 8, 22], lambda s, k: reference.expected_fall(swapped, wrong, s, k), beta, alpha
-    )
 
 
 class Tiered(torch.nn.Module):

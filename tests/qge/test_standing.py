@@ -45,17 +45,6 @@ def test_quality_and_gap_are_those_of_the_metrics() -> None:
     assert found.cost.forward == 3 * (2**5 - 1)
 
 
-def test_best_and_worst_rankings_stand_at_the_ends() -> None:
-    task = table(6, 1)
-    scores = vd.qge.rankings_of(task).scores
-    orders = list(itertools.permutations(range(6)))
-    for place, expected in ((int(scores.argmax()), 1.0), (int(scores.argmin()), 0.0)):
-        ranks = torch.empty(1, 6).double()
-        ranks[0, list(orders[place])] = torch.arange(6.0).double()
-        found = vd.qge.standing(task, "kept_features", ranks)
-        assert float(found.percentile[0]) == pytest.approx(expected, abs=0.5 / 720 + 1e-9)
-
-
 def test_ties_count_half() -> None:
     net = torch.nn.Linear(4, 1, bias=False).double()
     torch.nn.init.ones_(net.weight)

@@ -22,16 +22,8 @@ from veridical.metrics.base import Metric
 from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.qge.kept_features import KeptFeatures
-from veridical.qge.paths import path_of
 from veridical.qge.standing import MapRankings
-from veridical.qge.subsets import (
-    LARGEST_ENUMERATION,
-    RankingScores,
-    all_rankings,
-    rounded,
-    sign_of,
-    subset_responses,
-)
+from veridical.qge.subsets import LARGEST_ENUMERATION, RankingScores, all_rankings, rounded, steps_of
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -174,18 +166,15 @@ def exhaustive_study(
 def rankings_of(task: Task, metric: Any = None, seed: int = 0) -> RankingScores:
     """The quality of all D! rankings of a task's only sample and of their inverses, higher is better."""
     scorer = _scorer(metric, task)
-    path = path_of(scorer, task)
-    if path is None:
+    if len(task) != 1:
+        raise InputError(f"all rankings are scored for one sample at a time, got {len(task)}; use task[i]")
+    steps = steps_of(scorer, task, task.space.n_features, Context(Key(seed) / scorer.name))
+    if steps is None:
         raise InputError(
             f"all rankings can be scored through subsets where a metric walks one path of nested sets; "
             f"'{scorer.name}' does not"
         )
-    if len(task) != 1:
-        raise InputError(f"all rankings are scored for one sample at a time, got {len(task)}; use task[i]")
-    responses = subset_responses(task, path, task.space.n_features, Context(Key(seed) / scorer.name))[0]
-    return all_rankings(
-        responses, sign_of(scorer) * path.dense_weights(0, task.space.n_features).to(task.device)
-    )
+    return all_rankings(steps[0])
 
 
 @checked

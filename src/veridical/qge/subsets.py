@@ -14,7 +14,6 @@ from torch import Tensor
 
 from veridical.functional import round_to_grid
 from veridical.metrics.base import AnyMetric, Metric
-from veridical.metrics.faithfulness._common import RankPath
 from veridical.models.context import Context
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets
@@ -37,21 +36,6 @@ def rounded(scores: Tensor) -> Tensor:
     return scores.round(decimals=_DECIMALS)
 
 
-def subset_responses(task: Task, path: RankPath, features: int, context: Context) -> Tensor:
-    """Responses (N, 2^D) once each subset of the D features that all samples have is gone."""
-    rule = AllSubsets(places_of(task), 2**features - 1)
-    responses = probe(
-        task,
-        rule,
-        response=path.response,
-        fill=path.fill,
-        key=context.key,
-        with_clean=True,
-        memo=context.memo,
-    )
-    return round_to_grid(responses, like=task.predictor.rounding or task.outputs)
-
-
 @dataclass(frozen=True, eq=False)
 class RankingScores:
     """The score of every ranking and of its inverse, (D!,) each, rankings in lexicographic order."""
@@ -65,26 +49,27 @@ class RankingScores:
         return rounded(self.scores - self.inverses)
 
 
-def all_rankings(responses: Tensor, weights: Tensor) -> RankingScores:
-    """Score all D! removal orders of one sample from its subset responses (2^D,) and weights (D + 1,).
+def all_rankings(steps: Tensor) -> RankingScores:
+    """Score all D! removal orders of one sample from what each set of removed features adds (2^D,).
 
     The inverse of a ranking passes the complements of its prefixes, so both scores grow along one walk. The
     sums are rounded to 12 decimals: orders that add up the same responses must tie.
     """
-    features = len(weights) - 1
-    full = 2**features - 1
-    sets = torch.arange(full + 1, device=responses.device)
-    size = bits_of(sets, features).sum(-1)
-    own = weights[size] * responses
-    inverse = weights[features - size] * responses[full - sets]
-    middle, before = _walk(torch.stack([own, inverse], -1), features, sets[:1], features // 2)
-    halves = sets[size == features // 2]
-    _, after = _walk(torch.stack([own, inverse], -1), features, halves, features - features // 2, False)
-    after = after.reshape(len(halves), -1, 2)
+    halves, middle, before, after = _halves(torch.stack([steps, steps.flip(-1)], -1))
     # every first half goes with every order of the features it left, a whole row at a time
     row = torch.searchsorted(halves, middle)
     scores, inverses = ((before[:, i, None] + after[..., i].contiguous()[row]).reshape(-1) for i in range(2))
     return RankingScores(rounded(scores), rounded(inverses))
+
+
+def _halves(table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sets of half of the features; where walks to them end and their sums; sums (set, walks) from them."""
+    features = len(table).bit_length() - 1
+    sets = torch.arange(len(table), device=table.device)
+    halves = sets[bits_of(sets, features).sum(-1) == features // 2]
+    middle, before = _walk(table, features, sets[:1], features // 2)
+    _, after = _walk(table, features, halves, features - features // 2, False)
+    return halves, middle, before, after.unflatten(0, (len(halves), -1))
 
 
 def _walk(
@@ -121,7 +106,11 @@ def steps_of(metric: Metric, task: Task, features: int, context: Context) -> Ten
     path = path_of(metric, task)
     if path is None:
         return None
-    responses = subset_responses(task, path, features, context)
+    rule, response = AllSubsets(places_of(task), 2**features - 1), path.response
+    responses = probe(
+        task, rule, response=response, fill=path.fill, key=context.key, with_clean=True, memo=context.memo
+    )
+    responses = round_to_grid(responses, like=task.predictor.rounding or task.outputs)
     weights = torch.stack([path.dense_weights(i, features) for i in range(len(task))]).to(task.device)
     return sign_of(metric) * responses * weights[:, size]
 
@@ -164,14 +153,10 @@ def shares_below(steps: Tensor, scores: Tensor, tolerance: float) -> Tensor:
     Each ranking passes one set of D/2 features: what can come before and after it is summed up apart, and
     sorting one side counts the pairs. So 12! rankings take 924 x 720 look-ups for each score.
     """
-    features = steps.shape[-1].bit_length() - 1
-    half = features // 2
-    sets = torch.arange(2**features, device=steps.device)
-    size = bits_of(sets, features).sum(-1)
-    middle, before = _walk(steps, features, sets[:1], half)
-    before = before[middle.argsort(stable=True)].reshape(-1, math.factorial(half))
-    _, after = _walk(steps, features, sets[size == half], features - half, False)
-    after = after.reshape(len(before), -1).sort(-1).values
+    features = len(steps).bit_length() - 1
+    halves, middle, before, after = _halves(steps)
+    before = before[middle.argsort(stable=True)].reshape(len(halves), -1)
+    after = after.sort(-1).values
 
     def found(score: Tensor) -> Tensor:
         wanted = (score[None, :, None] - before[:, None]).flatten(1)
