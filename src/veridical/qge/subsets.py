@@ -63,7 +63,7 @@ def all_rankings(steps: Tensor) -> RankingScores:
 
 
 def _halves(table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sets of half of the features; where walks to them end and their sums; sums (set, walks) from them."""
+    """The sets of half the features; where walks to them end and their sums; sums (set, walks) from them."""
     features = len(table).bit_length() - 1
     sets = torch.arange(len(table), device=table.device)
     halves = sets[bits_of(sets, features).sum(-1) == features // 2]
