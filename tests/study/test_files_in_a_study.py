@@ -80,9 +80,9 @@ def test_a_changed_model_file_is_another_task(here: Path) -> None:
     ("task", "said"),
     [
         ("{model: m.onnx}", "a model: needs data:"),
-        ("{data: rows.csv}", "say one of name:"),
+        ("{data: rows.csv}", "give one of name:"),
         ("{name: digits, data: rows.csv}", "data describe a model of your own"),
-        ("{name: digits, model: m.onnx, data: rows.csv}", "say one of name:"),
+        ("{name: digits, model: m.onnx, data: rows.csv}", "give one of name:"),
         ("{model: m.onnx, data: rows.csv, kind: pickle}", "kind"),
         ("{model: m.onnx, data: rows.csv, lables: y}", "no such key"),
         ("{model: gone.onnx, data: rows.csv}", "there is no file or folder"),

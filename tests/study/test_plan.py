@@ -146,7 +146,7 @@ def test_wrong_code_is_told(code):
     for axis, path, said in (
         ("tasks", "tests.study.user_code:not_a_task", "gave a int, not a Task"),
         ("tasks", "tests.study.user_code:nowhere", "cannot be imported"),
-        ("tasks", "tests.study.user_code:ranged", "how many samples"),
+        ("tasks", "tests.study.user_code:ranged", "the number of samples"),
         ("explainers", "tests.study.user_code:FEATURES", "not an explainer or a function"),
         ("metrics", "tests.study.user_code:not_a_task", "gave a int, not a metric"),
     ):

@@ -95,7 +95,7 @@ def test_frames_summaries_and_scores(done):
     row = summary[(summary.explainer == "random") & (summary.metric == "complexity")].iloc[0]
     assert row["mean"] == pytest.approx(float(want.values.mean()))
     assert done.explanation("known/linear", "random", shard=1).ids.tolist() == task.ids[3:].tolist()
-    with pytest.raises(InputError, match="say which"):
+    with pytest.raises(InputError, match="name one"):
         done.scores()
     with pytest.raises(InputError, match="did you mean 'random'"):
         done.scores(explainer="randm", metric="complexity")

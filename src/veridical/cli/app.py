@@ -73,8 +73,8 @@ def parse_json(text: str, example: str, holds: Callable[[Any], bool] = lambda _:
     return settings
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _print_version(given: bool) -> None:
+    if given:
         say(f"veridical {vd.__version__}")
         raise typer.Exit
 
@@ -82,7 +82,7 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def _before_any_command(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None: ...
 
@@ -143,7 +143,7 @@ def evaluate(
     seed: Seed = 0,
     cache: Annotated[Path | None, typer.Option(help="Keep explanations in this folder.")] = None,
     repeats: Annotated[
-        int, typer.Option(min=1, help="Score N times, to say what chance does; up to 3 N times the work.")
+        int, typer.Option(min=1, help="Score N times, to show what chance does; up to 3 N times the work.")
     ] = 1,
 ) -> None:
     """Score explainers with metrics on a task. Exit status 1 says that a cell failed.

@@ -20,7 +20,7 @@ from veridical.errors import InputError, StorageError, unknown_name
 from veridical.values.tables import check_writable
 
 DEMO_ROWS = 500_000
-"""What a first audit may ask of a small network: about a minute."""
+"""Rows that a first audit may evaluate of a small network: about a minute."""
 UNFINISHED = "unfinished"
 """The folder, inside that of the report, of what is finished before the report is."""
 HELP = "name, name:setting=value,... or the file of a dictionary"
@@ -42,7 +42,7 @@ def audit(
     ] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Metrics that decide in place of ours.")] = None,
     control: Annotated[list[str] | None, typer.Option(help="Controls to beat in place of ours.")] = None,
-    budget: Annotated[int | None, typer.Option(help="Rows that may be asked of the model.", min=1)] = None,
+    budget: Annotated[int | None, typer.Option(help="Rows the model may evaluate.", min=1)] = None,
     folder: Folder = Path("audit"),
     seed: Seed = 0,
 ) -> None:
@@ -60,7 +60,7 @@ def audit(
     chosen = replace(source, samples=None).load()  # the audit itself takes some of its samples
     kept = folder / UNFINISHED
     try:
-        kept.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is said before the work
+        kept.mkdir(parents=True, exist_ok=True)  # refuse a place that cannot be written to before the work
     except OSError as error:
         raise StorageError.of("written", folder, error) from error
     try:
@@ -145,12 +145,12 @@ def _concept(word: str) -> tuple[str, Any]:
         from veridical.dictionaries import load
 
         return place.stem, load(place)
-    name, _, told = word.partition(":")
+    name, _, given = word.partition(":")
     if name.lower() not in METHODS:
         raise unknown_name("concept method", name, METHODS)
     method = METHODS[name.lower()]
     settings: dict[str, Any] = {}
-    for part in filter(None, told.split(",")):
+    for part in filter(None, given.split(",")):
         setting, _, value = part.partition("=")
         known = [field.name for field in fields(method) if field.init]
         if setting not in known:

@@ -26,9 +26,9 @@ def doctor(
     source: Source,
     folder: Folder = Path("audit"),
 ) -> None:
-    """Say what a model and its data are, which explainers and metrics apply, and what they and an audit take.
+    """Describe a model and its data, which explainers and metrics apply, and what they and an audit take.
 
-    Exit status 1 says that something should be looked at first.
+    Exit status 1 means that something should be checked first.
 
     Example: veridical doctor model.onnx rows.npz
     """
@@ -58,8 +58,8 @@ def doctor(
 
 
 def _costs(title: str, what: str, rows: Mapping[str, tuple[int, int] | None], found: Diagnosis) -> None:
-    """Rows a map and in all, and about how long they take; what could not be tried is said to be unknown."""
-    known = {name: asked for name, asked in rows.items() if asked is not None}
+    """Rows a map and in all, and about how long they take; what could not be tried is unknown."""
+    known = {name: cost for name, cost in rows.items() if cost is not None}
     cells: list[tuple[str, ...]] = []
     for name, (each, total) in sorted(known.items(), key=lambda item: item[1][1]):
         minutes = found.minutes(total)
@@ -70,7 +70,7 @@ def _costs(title: str, what: str, rows: Mapping[str, tuple[int, int] | None], fo
 
 
 def _audits(task: vd.Task, found: Diagnosis) -> dict[str, tuple[int, int] | None]:
-    """Rows that an audit asks at most, of each effort: maps, scores, and the model randomisation test."""
+    """Rows that an audit takes at most, by effort: maps, scores, and the model randomisation test."""
     reckoned: dict[str, tuple[int, int] | None] = {}
     if len(task) < 2:
         return reckoned
@@ -84,7 +84,7 @@ def _audits(task: vd.Task, found: Diagnosis) -> dict[str, tuple[int, int] | None
         methods = [found.rows.get(method.name, 0) for method in panel.explainers.values()]
         each = sum(maps * rows + scores * scoring for rows in methods) + len(panel.controls) * scoring
         if task.space.n_features <= FEW_FEATURES:
-            # every mask is asked once, whoever wants it
+            # every mask is evaluated once, whoever needs it
             each = min(each, scores * 2**task.space.n_features * task.fill.repeats_on(task))
         reckoned[name] = each, min(each * min(len(task), plan.samples), plan.budget)
     return reckoned

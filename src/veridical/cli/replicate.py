@@ -30,7 +30,7 @@ def checkout(source: Path | None) -> Path:
         raise InputError(f"{root} holds no replications/common.py; give the root of a checkout of veridical")
     raise InputError(
         "the replications come with veridical's source, not with the installed package. Get the source "
-        "(git clone, or unpack the source distribution) and say where it is: "
+        "(git clone, or unpack the source distribution) and give its folder: "
         "veridical replicate PAPER --source FOLDER"
     )
 
@@ -46,7 +46,7 @@ def replicate(
     show: Annotated[bool, typer.Option("--list", help="Name the parts and what each needs.")] = False,
     source: Annotated[Path | None, typer.Option(help="A checkout of veridical's source.")] = None,
 ) -> None:
-    """Run a paper's experiments. Parts without their data are left out, and you are told where to get them.
+    """Run a paper's experiments. Parts without their data are left out, with a note on where to get them.
 
     Example: veridical replicate qge --quick --out results
     """

@@ -1,4 +1,4 @@
-"""`veridical report`: a page from what an audit or a study left in its folder; no model is asked."""
+"""`veridical report`: a page from what an audit or a study left in its folder; no model is run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def report(
 def verify(
     folder: Annotated[str, typer.Argument(help="The folder of a study, or of an audit's report.")],
 ) -> None:
-    """Check every file of a study or an audit's report against its checksum; no model is asked.
+    """Check every file of a study or an audit's report against its checksum; no model is run.
 
     Exit status 1 says that something is wrong.
 

@@ -40,7 +40,7 @@ DATA = "Your data: .npz, .npy, .parquet, .csv, .tsv, .jsonl (also of prompts) or
 
 @dataclass(frozen=True)
 class Source:
-    """The options of one command that say where its task comes from; `load` makes the task."""
+    """The options of one command that give its task; `load` makes the task."""
 
     task: Annotated[
         str | None, typer.Option("--task", "-t", help="An embedded task; see: veridical list tasks.")
@@ -63,7 +63,7 @@ class Source:
     device: Device = None
 
     def load(self) -> vd.Task:
-        """The task these options describe; options that contradict each other are told apart."""
+        """The task these options describe; options that contradict each other are refused."""
         from veridical.data import load_task
         from veridical.values.input_checks import as_device
 

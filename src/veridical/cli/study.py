@@ -23,7 +23,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Running:
-    """The options that say how a study is run."""
+    """How a study is run."""
 
     workers: Workers = 2
     executor: Annotated[str | None, typer.Option(help="in-process, threads, processes or ray.")] = None
@@ -55,7 +55,7 @@ def run_study(
     folder: Annotated[
         str | None, typer.Option("--out", "-o", help="Folder or fsspec URL. [default: named after the file]")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would take.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what it would take.")] = False,
 ) -> None:
     """Compute every cell of a study that is not there yet. Exit status 1 says that a cell failed.
 

@@ -1,8 +1,8 @@
 """Who works in a folder: every run leaves a note there and renews it while it lives.
 
-Runs of the same plan may share a folder: their files are the same. A run of another plan is told that the
-folder is taken. Each run writes its note before it looks for others, so of two that begin together at least
-one sees the other; if both do, both step back and try again after a moment of chance.
+Runs of the same plan may share a folder: their files are the same. A run of another plan is refused while
+the folder is taken. Each run writes its note before it looks for others, so of two that begin together at
+least one sees the other; if both do, both step back and try again after a moment of chance.
 
 A run of this machine lives as long as its process does, whatever the clock says; one of another machine as
 long as it renews its note.
@@ -43,7 +43,7 @@ class Lease:
     plan
         The content hash of what is computed: runs of one plan may share the folder.
     name
-        What others are told is running there.
+        What is running there, for the message to others.
 
     Raises
     ------
@@ -130,10 +130,10 @@ def process_start(pid: int) -> str | None:
     Returns
     -------
     str or None
-        Ticks since the machine was started, "" where the system does not say, None where it has ended.
+        Ticks since the machine was started, "" where the system does not report it, None where it has ended.
     """
     try:
-        if os.name != "nt":  # there, to ask for a process by a signal would be to end it
+        if os.name != "nt":  # there, a signal would end the process
             os.kill(pid, 0)
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except ProcessLookupError:

@@ -49,7 +49,7 @@ class RayPool(Executor):
     num_cpus
         CPUs of the cluster that is started; None takes all.
     cpus, gpus, memory_mib
-        What one call asks for; a call whose first argument has `resources` asks for those.
+        What one call needs; a call whose first argument has `resources` needs those.
     retries
         How often a call is given out again when its worker or node is lost.
     seconds
@@ -99,18 +99,18 @@ class RayPool(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         """Send work out; the future has its result, or raises what it raised."""
         self._connect()
-        asked = {**self.resources, **(getattr(args[0], "resources", None) or {})} if args else self.resources
-        if not any(_fits(node, asked) for node in self._alive()):
-            wish = ", ".join(f"{amount:g} {what}" for what, amount in asked.items() if amount)
+        needed = {**self.resources, **(getattr(args[0], "resources", None) or {})} if args else self.resources
+        if not any(_fits(node, needed) for node in self._alive()):
+            wish = ", ".join(f"{amount:g} {what}" for what, amount in needed.items() if amount)
             made: Future[Any] = Future()
-            made.set_exception(InputError(f"no node of the cluster has what this asks for: {wish}"))
+            made.set_exception(InputError(f"no node of the cluster has what this needs: {wish}"))
             return made
         tasks = [self._tasks_of(one) for one in args]
         sent = [replace(a, **dict.fromkeys(held)) if held else a for a, held in zip(args, tasks, strict=True)]
         ref = self._remote.options(
-            num_cpus=asked["cpus"],
-            num_gpus=asked["gpus"],
-            memory=asked["memory_mib"] * MIB or None,
+            num_cpus=needed["cpus"],
+            num_gpus=needed["gpus"],
+            memory=needed["memory_mib"] * MIB or None,
             max_retries=self.retries,
             runtime_env=environment(self.runtime_env),
         ).remote(fn, sent, tasks, named)
@@ -161,7 +161,7 @@ class RayPool(Executor):
         return max(sum(_fits(node, self.resources) for node in self._alive()), 1) + 1
 
     def check(self) -> None:
-        """Say that the cluster's head is gone; Ray itself would wait, and then end this process."""
+        """Raise where the cluster's head is gone; Ray itself would wait, and then end this process."""
         host, _, port = self._head.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=5).close()
@@ -172,7 +172,7 @@ class RayPool(Executor):
             ) from None
 
     def _alive(self) -> list[dict[str, float]]:
-        """What each living node has, looked up at most once per second."""
+        """What each living node has, read at most once per second."""
         if time.monotonic() - self._checked >= 1.0:
             self.check()
             try:
@@ -181,7 +181,7 @@ class RayPool(Executor):
                 self.check()
                 raise
             if self._node not in alive:
-                raise StudyError(NODE_LOST)  # Ray will end this process, if it has the time to say so
+                raise StudyError(NODE_LOST)  # Ray will end this process, sooner or later
             nodes = list(alive.values())
             if len(nodes) < len(self._nodes):
                 log.warning("a node of the cluster was lost; its jobs are given out again")
@@ -228,9 +228,9 @@ def work(fn: Callable[..., Any], sent: list[Any], tasks: list[dict[str, Any]], n
     return fn(*whole, **named)
 
 
-def _fits(node: Mapping[str, float], asked: Mapping[str, float]) -> int:
-    """How many calls that ask for this fit on a node."""
-    amounts = {"CPU": asked["cpus"], "GPU": asked["gpus"], "memory": asked["memory_mib"] * MIB}
+def _fits(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
+    """How many calls of this need fit on a node."""
+    amounts = {"CPU": needed["cpus"], "GPU": needed["gpus"], "memory": needed["memory_mib"] * MIB}
     room = [node.get(what, 0.0) / amount for what, amount in amounts.items() if amount > 0]
     return int(min(room, default=1.0) + 1e-9)
 

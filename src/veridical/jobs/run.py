@@ -19,12 +19,12 @@ log = logging.getLogger("veridical")
 J = TypeVar("J")
 T = TypeVar("T")
 MAX_WAITING = 1000
-"""Jobs taken from a plan that wait for another; more are not looked at before some are done."""
+"""Jobs taken from a plan that wait for another; no more are taken before some are done."""
 CHECK_SECONDS = 5.0
 
 
 class WorkerLostError(VeridicalError):
-    """A worker died before it answered; `begun` is False where it died before it could start its call."""
+    """A worker died before it gave a result; `begun`: whether it had started its call."""
 
     def __init__(self, message: str, begun: bool = True) -> None:
         super().__init__(message)
@@ -92,7 +92,7 @@ def run(
     executor
         Of `concurrent.futures`; None works in this process.
     payload
-        What is sent of a job, asked when it goes out (the job itself by default).
+        What is sent of a job, made when it goes out (the job itself by default).
     event
         Called with "started" when a job goes out.
 

@@ -165,7 +165,7 @@ class Store:
         self.write(f"{kind}/{hash}.safetensors", content)
 
     def read_cell(self, kind: str, hash: str) -> tuple[Any, dict[str, Tensor]] | None:
-        """What `write_cell` kept; None where there is nothing, or what is there is damaged (and said so)."""
+        """What `write_cell` kept; None where there is nothing, or (with a warning) it is damaged."""
         name = f"{kind}/{hash}.safetensors"
         try:
             tensors, header = files.unpack_tensors(self.read(name), kind, f"{self.url}/{name}", hash)

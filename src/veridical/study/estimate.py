@@ -114,7 +114,7 @@ def _tried(
 
 
 def _try(task: Task, make: Callable[[], Any], deadline: float) -> tuple[Any, PerSample | None]:
-    """Do something once; what raises here will be told by its own cell."""
+    """Do something once; what raises here is reported by its own cell."""
     before, began = task.predictor.meter.cost, time.perf_counter()
     try:
         made = make() if time.monotonic() <= deadline else None

@@ -1,4 +1,4 @@
-"""The plan of a study: what each axis holds, and from that every job, made one after the other when asked.
+"""The plan of a study: what each axis holds, and from that every job, made one after the other when needed.
 
 A job is known by the content hash of what decides its result: version and settings of explainer and metric,
 content of the task, chunk plan, seed, rows. Labels are not among them, so renaming something computes nothing
@@ -58,7 +58,7 @@ class PlannedThing(Frozen):
     content: dict[str, Any]
     cached: bool
     modules: tuple[str, ...] = ()
-    judges: Literal["", "map", "method"] = ""
+    evaluates: Literal["", "map", "method"] = ""
     prepares: tuple[tuple[dict[str, Any], ...], ...] = ()
 
     @property
@@ -179,13 +179,13 @@ class StudyPlan(Frozen):
                             for metric in metrics
                             for s in seeds
                         )
-                        needed = any(metric.judges == "map" for metric in metrics)
+                        needed = any(metric.evaluates == "map" for metric in metrics)
                         yield Group(explain if needed else None, scores)
 
     def _cell(
         self, explain: StudyJob, metric: PlannedThing, seed: int, prepared: tuple[str, ...]
     ) -> StudyJob:
-        of_map = metric.judges == "map"
+        of_map = metric.evaluates == "map"
         about = {"shard": explain.shard, "explainer": explain.explainer, "metric": metric}
         return replace(
             explain,
@@ -225,7 +225,7 @@ class StudyPlan(Frozen):
 
     @property
     def uncached(self) -> list[str]:
-        """What cannot be told to have changed, and so is computed at every run."""
+        """What may change unnoticed, and so is computed at every run."""
         things: list[PlannedTask | PlannedThing] = [*self.tasks, *self.explainers, *self.metrics]
         return [thing.label for thing in things if not thing.cached]
 
@@ -277,7 +277,7 @@ def read_plan(store: Store) -> StudyPlan:
 
 
 def refuse_other_versions(store: Store) -> None:
-    """Say that a folder was made by another version of veridical, before anything in it is replaced."""
+    """Refuse a folder that another version of veridical made, before anything in it is replaced."""
     found = FORMAT
     with suppress(FileNotFoundError, ValueError, AttributeError):
         found = json.loads(store.read(FILE)).get("format", FORMAT)
@@ -292,20 +292,18 @@ def refuse_other_versions(store: Store) -> None:
 
 
 @contextmanager
-def torch_threads(count: int | None) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Run with the study's threads, and put the caller's back."""
     before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        if count is not None and count != before:
-            torch.set_num_threads(count)
         yield
     finally:
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 def make_plan(file: StudyFile, allow_code: bool = False) -> StudyPlan:
-    """Resolve a study; mistakes are told with the line of the file they are in."""
+    """Resolve a study; mistakes are reported with their line of the file."""
     spec, grid = file.spec, expand(file)
     explainers = {c.label: _at(file, c, make_explainer, allow_code) for c in grid["explainers"]}
     metrics = {c.label: _at(file, c, make_metric, allow_code) for c in grid["metrics"]}
@@ -339,7 +337,7 @@ def _things(
         about = identify(thing, choice)
         if isinstance(thing, AnyMetric):
             prepares = [preparations(thing, seed) for seed in file.spec.seeds]
-            about |= {"judges": "map" if isinstance(thing, Metric) else "method", "prepares": prepares}
+            about |= {"evaluates": "map" if isinstance(thing, Metric) else "method", "prepares": prepares}
         planned = PlannedThing(choice=choice, **about)
         if planned.digest in found:
             # two labels for the same thing would be one cell under two names
@@ -374,7 +372,7 @@ def _planned_task(
 def _skipped(
     label: str, task: Task, explainers: Mapping[str, Explainer], metrics: Mapping[str, AnyMetric]
 ) -> list[dict[str, str]]:
-    """What does not apply to a task is no failure of a cell: it is known before, and said."""
+    """What does not apply to a task is no failure of a cell: it is known and reported before."""
     return [
         {"task": label, "explainer": "", "metric": "", what: name, "reason": reason}
         for what, things in (("explainer", explainers), ("metric", metrics))
@@ -384,7 +382,7 @@ def _skipped(
 
 
 def _at(file: StudyFile, choice: Choice, make: Callable[..., Any], *rest: Any) -> Any:
-    """Make something, and tell what goes wrong with the line that asked for it."""
+    """Make something, and report what goes wrong with its line of the file."""
     try:
         return make(choice, *rest)
     except (VeridicalError, TypeError) as error:  # or a class of the user's that does not take these settings

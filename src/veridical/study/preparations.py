@@ -29,7 +29,7 @@ M = TypeVar("M")
 
 
 def preparations(metric: AnyMetric, seed: int) -> list[dict[str, Any]]:
-    """The facts of each preparation; equal facts on one task are one preparation, whoever asks."""
+    """The facts of each preparation; equal facts on one task are one preparation, whoever needs it."""
     found: list[dict[str, Any]] = []
     for part in inside(metric):
         facts = _facts(part, seed)

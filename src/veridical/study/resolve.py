@@ -120,7 +120,7 @@ def load_task(
     allow_code: bool = False,
     shard: tuple[int, int] | None = None,
 ) -> Task:
-    """The task of a choice; `shard` is asked of functions that make one shard at a time."""
+    """The task of a choice; `shard` is given to functions that make one shard at a time."""
     if choice.files:
         given: dict[str, Any] = {**choice.files, **choice.settings}
         made: Any = read_task(samples=choice.samples, seed=choice.seed, allow_code=allow_code, **given)
@@ -138,7 +138,7 @@ def load_task(
     task = task.with_plan(replace(task.predictor.plan, rows=rows, threads=threads))
     # what is unperturbed here runs in the study's chunks too
     vars(task)["reference"] = task
-    # asked on the whole, so that a shard finds the same last bits whichever worker loads it
+    # evaluated on the whole, so that a shard finds the same last bits whichever worker loads it
     _ = task.outputs, task.targets
     return task
 
@@ -150,7 +150,7 @@ def is_ranged(choice: Choice, allow_code: bool) -> bool:
     if not {"start", "stop"} <= set(_parameters(imported(choice.code, allow_code))):
         return False
     if choice.samples is None:
-        raise InputError(f"{choice.code} makes shards, so the study must say how many samples there are")
+        raise InputError(f"{choice.code} makes shards, so the study must give the number of samples")
     return True
 
 
@@ -169,7 +169,7 @@ def identify_task(task: Task | None, choice: Choice) -> tuple[str, bool]:
         about |= {"samples": choice.samples, "seed": choice.seed, "fill": choice.fill}
         traceable = source is not None
     elif choice.files:
-        # the content says all of a torch module or an estimator, and nothing of a function (ONNX, say)
+        # the content holds all of a torch module or an estimator, and nothing of a function (ONNX, say)
         about = {"model file": _digest(choice.files["model"]), "arch": choice.files.get("arch")}
     elif task is not None:
         model = task.predictor.model

@@ -1,4 +1,4 @@
-"""A study one can ask: scores, tables, failures, and how far it is."""
+"""A study as it is read: scores, tables, failures, and how far it is."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Progress:
 
 
 class Study:
-    """A study in its folder. It reads what is there when asked, so it also shows one that is running.
+    """A study in its folder. Files are read when they are needed, so it also shows one that is running.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class Study:
         for kind, given in (("task", task), ("explainer", explainer), ("metric", metric)):
             labels = [thing.label for thing in getattr(self.plan, f"{kind}s")]
             if given is None and len(labels) > 1:
-                raise InputError(f"the study has {len(labels)} {kind}s; say which: {', '.join(labels)}")
+                raise InputError(f"the study has {len(labels)} {kind}s; name one: {', '.join(labels)}")
             if given is not None and given not in labels:
                 raise unknown_name(kind, given, labels)
             chosen.append(given or labels[0])
@@ -259,7 +259,7 @@ class Study:
     def _there(self, must_be_sound: bool = False) -> list[str]:
         """The hashes of cells that are there and sound.
 
-        Each file is looked at once, but anew before its scores are read: it may have changed.
+        Each file is checked once, but anew before its scores are read: it may have changed.
         """
         there = self.store.hashes(CELLS)
         found = []

@@ -87,7 +87,7 @@ def run(
     Raises
     ------
     InputError
-        Where the study has a mistake, told with its line, or no cell applies.
+        Where the study has a mistake, reported with its line, or no cell applies.
     FormatError
         Where the folder holds a study of another version.
     StudyError
@@ -202,7 +202,7 @@ def open(folder: str | Path) -> Study:
 
 
 def default_folder(study: Any) -> str:
-    """Beside the study file and named after it; plain data must say where to go."""
+    """Beside the study file and named after it; plain data needs a folder."""
     if isinstance(study, str | Path):
         return str(Path(study).with_suffix("")) + "_study"
     raise InputError("a study that is not a file needs a folder to go to: run(study, folder)")
@@ -264,7 +264,7 @@ class _Run:
     # --- which jobs ---------------------------------------------------------------------------------
 
     def _remove_damaged(self) -> set[str]:
-        """Take away files that are not what their jobs left, and say so; they are made again."""
+        """Take away files that are not what their jobs left, with a warning; they are made again."""
         found = set()
         for job in (job for job in self.plan.jobs() if job.hash in self.there):
             try:
@@ -328,15 +328,13 @@ class _Run:
                 self.pool.place(task)
                 self.placed = planned.label, task
             except Exception as error:  # a model that does not pickle, or a device this machine lacks
-                said = "every worker loads '%s' by itself, it cannot be placed: %s"
-                log.warning(said, planned.label, error)
+                text = "every worker loads '%s' by itself, it cannot be placed: %s"
+                log.warning(text, planned.label, error)
         return self.placed[1]
 
     # --- what became of them ------------------------------------------------------------------------
 
     def _keep(self, job: StudyJob, result: Result) -> None:
-        for hash, content in result.more.items():
-            self.store.write(place("explain", hash), content)
         self.store.write(place(job.kind, job.hash), result.content)
         if job.kind == "score":
             self.done += 1

@@ -1,4 +1,4 @@
-"""What a study file may say: a grid of tasks x explainers x metrics x seeds, and how to run it."""
+"""What a study file may hold: a grid of tasks x explainers x metrics x seeds, and how to run it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Strict(Frozen):
 
 
 class Resources(Strict):
-    """What one job asks of a cluster; executors of one machine do not look at it."""
+    """What one job needs of a cluster; executors of one machine ignore it."""
 
     cpus: Amount | None = None
     """Processor cores; None leaves it to the cluster."""
@@ -43,7 +43,7 @@ class Resources(Strict):
     """Memory in MiB; None leaves it to the cluster."""
 
     def given(self) -> dict[str, float]:
-        """Only what was said."""
+        """Only what was given."""
         return self.model_dump(exclude_none=True)
 
 
@@ -76,7 +76,7 @@ class Entry(Strict):
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
     """Hyper-parameters that are tried in turn, each with its values: one axis per key."""
     resources: Resources = Resources()
-    """What its jobs ask of a cluster."""
+    """What its jobs need of a cluster."""
 
     @model_validator(mode="before")
     @classmethod
@@ -93,7 +93,7 @@ class Entry(Strict):
 
     def _check_origin(self) -> None:
         if (self.name is None) == (self.code is None):
-            raise ValueError("say either name: (something registered) or code: (module:attribute)")
+            raise ValueError("give either name: (something registered) or code: (module:attribute)")
 
     @property
     def origin(self) -> str:
@@ -107,7 +107,7 @@ class TaskEntry(Entry):
     Files are read as the command line reads `--model` and `--data`: seen from the current folder, as data,
     and what can run code (`arch`, a .joblib file) only with `--allow-code`.
     `samples` are drawn from the task by `seed`; both, with the settings, go to a function that takes them.
-    A function that takes `start` and `stop` is asked for one shard at a time and is never loaded whole.
+    A function that takes `start` and `stop` makes one shard at a time and is never loaded whole.
     """
 
     samples: Positive | None = None
@@ -129,27 +129,27 @@ class TaskEntry(Entry):
     arch: str | None = None
     """The function that builds the network of a file of weights, as module:function; this is code."""
     kind: Literal["huggingface", "weights", "sklearn", "onnx"] | None = None
-    """What the model's file is, where its suffix does not say."""
+    """What the model's file is, where its suffix leaves it open."""
     output: Annotated[int, Field(ge=0, le=MANY)] | None = None
     """Which target to explain, from 0, of an estimator that predicts several."""
 
     def _check_origin(self) -> None:
         if sum(origin is not None for origin in (self.name, self.code, self.model)) != 1:
             raise ValueError(
-                "say one of name: (an embedded task), model: and data: (files), or code: (module:function)"
+                "give one of name: (an embedded task), model: and data: (files), or code: (module:function)"
             )
-        said = [key for key in FILE_KEYS[1:] if getattr(self, key) is not None]
-        if self.model is None and said:
-            raise ValueError(f"{', '.join(said)} describe a model of your own; name it with model:")
+        given = [key for key in FILE_KEYS[1:] if getattr(self, key) is not None]
+        if self.model is None and given:
+            raise ValueError(f"{', '.join(given)} describe a model of your own; name it with model:")
         if self.model is not None and self.data is None:
             raise ValueError("a model: needs data: the samples to explain")
 
     @property
     def files(self) -> dict[str, Any]:
-        """What was said about model and data, with whole paths, so that any worker finds them."""
-        said = {key: getattr(self, key) for key in FILE_KEYS if getattr(self, key) is not None}
+        """What was given of model and data, with whole paths, so that any worker finds them."""
+        given = {key: getattr(self, key) for key in FILE_KEYS if getattr(self, key) is not None}
         here = {"data", "train"} | (set() if (self.model or "").startswith("hf:") else {"model"})
-        return {key: str(Path(value).absolute()) if key in here else value for key, value in said.items()}
+        return {key: str(Path(value).absolute()) if key in here else value for key, value in given.items()}
 
     @property
     def origin(self) -> str:
@@ -174,11 +174,11 @@ class StudySpec(Strict):
     name: str = "study"
     """How reports call it."""
     tasks: Annotated[list[TaskEntry], Field(min_length=1)]
-    """Tasks on which explanations are judged."""
+    """Tasks on which explanations are evaluated."""
     explainers: Annotated[list[Entry], Field(min_length=1)]
-    """Explainers that are judged."""
+    """Explainers that are evaluated."""
     metrics: Annotated[list[Entry], Field(min_length=1)]
-    """Metrics that judge."""
+    """Metrics that evaluate them."""
     seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
     """Seeds of all random draws; everything is computed once per seed."""
     samples: Positive | None = None
@@ -194,14 +194,14 @@ class StudySpec(Strict):
     keep_explanations: bool = True
     """Whether maps are kept as files beside the scores."""
     resources: Resources = Resources()
-    """What a job asks of a cluster, unless its entry says otherwise."""
+    """What a job needs of a cluster, unless its entry gives another need."""
     limits: Limits = Limits()
     """What one cell, map or preparation may take."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.shards is not None and self.shard_size is not None:
-            raise ValueError("say shards or shard_size, not both")
+            raise ValueError("give shards or shard_size, not both")
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds must differ, got {self.seeds}")
         return self

@@ -75,7 +75,7 @@ def parse_study(text: str | bytes, source: str = "study") -> StudyFile:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as plain data, in which no key is given twice: other readers keep the last and say nothing."""
+    """YAML as plain data, in which no key is given twice: other readers keep the last without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         known: set[str] = set()
@@ -166,7 +166,7 @@ def _dumped(data: Mapping[str, Any]) -> str:
 
 
 class Choice(Frozen):
-    """One explainer, metric or task with all its settings; `place` says where the file asks for it."""
+    """One explainer, metric or task with all its settings; `place` is where it stands in the file."""
 
     label: str
     name: str | None = None
@@ -220,8 +220,8 @@ def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choi
 
 def _label(entry: Entry, shown: Mapping[str, Any]) -> str:
     base = entry.label or (entry.origin if entry.code is None else entry.code.partition(":")[2])
-    said = ", ".join(f"{key}={_short(value)}" for key, value in shown.items())
-    return f"{base} ({said})" if shown else base
+    shown_as = ", ".join(f"{key}={_short(value)}" for key, value in shown.items())
+    return f"{base} ({shown_as})" if shown else base
 
 
 def _short(value: Any) -> str:

@@ -53,7 +53,7 @@ class Work:
 
     @property
     def resources(self) -> Mapping[str, float]:
-        """What it asks of a cluster; by default a CPU for every thread."""
+        """What it needs of a cluster; by default a CPU for every thread."""
         return {**({"cpus": self.plan.threads} if self.plan.threads > 1 else {}), **self.job.resources}
 
 
@@ -67,8 +67,6 @@ class Result:
     host: str
     pid: int
     warnings: tuple[str, ...] = ()
-    more: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Maps that had to be made again on the way, by hash."""
 
 
 class FailedJobError(VeridicalError):
@@ -84,7 +82,6 @@ class FailedJobError(VeridicalError):
 
 def carry_out(work: Work) -> Result:
     """Do a job; what goes wrong is raised as `FailedJobError`."""
-    made: dict[str, bytes] = {}
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught, torch_threads(work.plan.threads):
         warnings.simplefilter("always")
@@ -92,13 +89,13 @@ def carry_out(work: Work) -> Result:
             for thing in filter(None, (work.job.explainer, work.job.metric)):
                 for module in thing.modules:
                     import_module(module)
-            content, cost = KINDS[work.job.kind](work, made)
+            content, cost = KINDS[work.job.kind](work)
         except Exception as problem:
             seconds, error = time.perf_counter() - began, f"{type(problem).__name__}: {problem}"
             raise FailedJobError(error, traceback.format_exc(), seconds) from None
-    said = tuple(dict.fromkeys(str(warning.message) for warning in caught))
+    caught_texts = tuple(dict.fromkeys(str(warning.message) for warning in caught))
     seconds = time.perf_counter() - began
-    return Result(content, cost, seconds, socket.gethostname(), os.getpid(), said, made)
+    return Result(content, cost, seconds, socket.gethostname(), os.getpid(), caught_texts)
 
 
 def forget() -> None:
@@ -106,7 +103,7 @@ def forget() -> None:
     _tasks.clear()
 
 
-def _prepare(work: Work, _: dict[str, bytes]) -> tuple[bytes, Cost]:
+def _prepare(work: Work) -> tuple[bytes, Cost]:
     task, metric = _task(work), work.job.metric
     assert metric is not None
     before = task.predictor.meter.cost
@@ -115,12 +112,12 @@ def _prepare(work: Work, _: dict[str, bytes]) -> tuple[bytes, Cost]:
     return content, task.predictor.meter.cost - before
 
 
-def _explain(work: Work, _: dict[str, bytes]) -> tuple[bytes, Cost]:
+def _explain(work: Work) -> tuple[bytes, Cost]:
     explanation = _explained(work, work.job.seed)
     return map_bytes(explanation, work.job.hash), explanation.cost
 
 
-def _score(work: Work, made: dict[str, bytes]) -> tuple[bytes, Cost]:
+def _score(work: Work) -> tuple[bytes, Cost]:
     job, task = work.job, _task(work)
     assert job.metric is not None
     assert job.explainer is not None
@@ -131,7 +128,7 @@ def _score(work: Work, made: dict[str, bytes]) -> tuple[bytes, Cost]:
     if isinstance(metric, ExplainerMetric):
         scores = metric(task, make_explainer(job.explainer.choice, work.allow_code), Key(job.seed))
     elif isinstance(metric, Metric):
-        scores = metric(task, _map(work, made), Key(job.seed))
+        scores = metric(task, _map(work), Key(job.seed))
     else:
         raise InputError(f"'{metric.name}' evaluates neither maps nor methods")
     # the file a fine-tuned model lies in is this machine's affair
@@ -142,16 +139,14 @@ def _score(work: Work, made: dict[str, bytes]) -> tuple[bytes, Cost]:
 KINDS = {"prepare": _prepare, "explain": _explain, "score": _score}
 
 
-def _map(work: Work, made: dict[str, bytes]) -> Explanation:
+def _map(work: Work) -> Explanation:
     """The explanation a cell rests on; made again if it is gone, as another run may have dropped it."""
     job, hash = work.job, work.job.needs[-1]
     try:
         return read_map(work.files[hash], hash, job.samples)
     except (FormatError, KeyError):
         assert job.explainer is not None
-        explanation = _explained(work, job.seed if job.task.draws[job.explainer.label] else 0)
-        made[hash] = map_bytes(explanation, hash)
-        return explanation
+        return _explained(work, job.seed if job.task.draws[job.explainer.label] else 0)
 
 
 def _explained(work: Work, seed: int) -> Explanation:
