@@ -236,3 +236,15 @@ def test_registered_methods_give_the_perturbed_copy_the_same_maps(name):
 )
 def test_who_meets_another_sample(task, pairs):
     assert len(same_target(task)[0]) == pairs
+
+
+def test_of_a_regression_no_class_is_spoken():
+    found = vd.audit(
+        vd.tasks.load("diabetes"),
+        explainers=["integrated_gradients"],
+        effort=PLAN,
+        samples=24,
+        progress=False,
+    )
+    assert "its map beats that of another sample in" in found.sentences[0]
+    assert not any("class" in sentence for sentence in found.sentences[:2])

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sklearn
+import torch
+from sklearn.tree import DecisionTreeClassifier
 from typer.testing import CliRunner
 
 import veridical as vd
@@ -15,7 +18,7 @@ from veridical.cli.app import app
 from veridical.errors import InputError
 from veridical.report.audit import write_folder
 from veridical.report.rendering import render, save
-from veridical.report.verification import verify_report
+from veridical.report.verification import model_name, verify_report
 
 runner = CliRunner()
 
@@ -132,3 +135,11 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps({"kind": "audit", "format": 1}))
     result = runner.invoke(app, ["report", str(tmp_path), "-f", "pdf"])
     assert isinstance(result.exception, InputError)
+
+
+def test_a_model_goes_by_its_own_class_and_library() -> None:
+    rows = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    trees = DecisionTreeClassifier(max_depth=2).fit(rows, rows[:, 0] > 0)
+    assert model_name(vd.Task(trees, rows)) == f"DecisionTreeClassifier, sklearn {sklearn.__version__}"
+    assert model_name(vd.Task(torch.nn.Linear(3, 2), rows)) == f"Linear, torch {torch.__version__}"
+    assert model_name(vd.Task(lambda x: x[:, :2], rows)) == "function <lambda>"

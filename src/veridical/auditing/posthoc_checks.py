@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from veridical.auditing.evidence import ALPHA, Rules, Test
+from veridical.auditing.evidence import ALPHA, Rules, Test, of_head
 from veridical.auditing.jobs import Job
 from veridical.auditing.model_randomisation import sample_scores
 from veridical.core.key import Key
@@ -153,8 +153,8 @@ def reason(found: PosthocChecks, rightly: bool) -> str:
     if found.sample is None or found.sample.samples < PAIRS or found.sample.p <= ALPHA or rightly:
         return ""
     return (
-        "its maps are not shown to be about the sample: its map of another sample of the same class does "
-        f"as well ({found.sample.rate:.0%} won, r = {found.alike:.2f} between them)"
+        f"its maps are not shown to be about the sample: {found.sample.rival} does as well "
+        f"({found.sample.rate:.0%} won, r = {found.alike:.2f} between them)"
     )
 
 
@@ -172,7 +172,7 @@ def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
     for candidate in passing:
         made = candidate.done[0].explanation
         assert made is not None
-        found = replace(candidate.posthoc, sample=_test(candidate), refused="")
+        found = replace(candidate.posthoc, sample=_test(candidate, elimination.task.head), refused="")
         refused = reason(found, rightly=False)
         if refused and found.alike > ALIKE and _rightly(elimination, made):
             refused = reason(found, rightly=True)
@@ -218,9 +218,9 @@ def _open(candidate: Candidate, stage: int) -> bool:
     return next_one and candidate.done[stage].explanation is not None and _test(candidate).p > ALPHA
 
 
-def _test(candidate: Candidate) -> Test:
+def _test(candidate: Candidate, head: str = "multiclass") -> Test:
     won = torch.cat(candidate.same_target) if candidate.same_target else torch.empty(0)
-    return Test.of("sample", ANOTHER_SAMPLE, won)
+    return Test.of("sample", of_head(ANOTHER_SAMPLE, head), won)
 
 
 def _compare_same_target(

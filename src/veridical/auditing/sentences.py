@@ -89,7 +89,7 @@ def evidence_of(place: Place) -> str:
         said += f", it fits this model better than another in {min(fits):.0%}"
     asked = place.posthoc.sample
     if asked is not None and asked.p <= ALPHA:
-        said += f", its map beats that of another sample of the class in {asked.rate:.0%}"
+        said += f", its map beats {asked.rival.replace('its map', 'that')} in {asked.rate:.0%}"
     truth = [t.rate for t in place.tests if t.criterion == "truth"]
     if truth:
         said += f", and it finds what is known to matter better than noise in {min(truth):.0%}"

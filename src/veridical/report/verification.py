@@ -8,6 +8,7 @@ checksum knows that not a score, setting or sentence was changed.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import nn
 from veridical._version import __version__
 from veridical.auditing import Audit
 from veridical.core.files import checksum, read_file
+from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.models.inner_units import Switched
 from veridical.models.prompts import PromptModel
 from veridical.report.rendering import CONTENTS, read, render
@@ -32,7 +34,7 @@ def identity(audit: Audit) -> dict[str, Any]:
     """Digests of everything an answer is about, and the call that repeats it."""
     task = audit.task
     return {
-        "model": type(callers_module(task)).__name__,
+        "model": model_name(task),
         "parameters": sum(p.numel() for p in task.predictor.source.module.parameters()),
         "digests": {
             "weights": content_digest(task.predictor.model, {}, ""),
@@ -45,6 +47,18 @@ def identity(audit: Audit) -> dict[str, Any]:
         "versions": dict(audit.versions),
         "call": audit.call,
     }
+
+
+def model_name(task: Task) -> str:
+    """The model by its own class and library, as 'LGBMClassifier, lightgbm 4.7.0'; a function by its name."""
+    module = callers_module(task)
+    model = getattr(module, "estimator", None)
+    if model is None and isinstance(module, ArrayModel | FunctionModel):
+        return f"function {getattr(module.function, '__name__', type(module.function).__name__)}"
+    kind = type(module if model is None else model)
+    library = kind.__module__.partition(".")[0]
+    version = getattr(sys.modules.get(library), "__version__", "")
+    return f"{kind.__name__}, {library} {version}" if version else kind.__name__
 
 
 def callers_module(task: Task) -> nn.Module:
