@@ -349,14 +349,14 @@ class LastMaps(Tracer):
 
     def _refuse_untraced(self, given: list[Tensor]) -> None:
         # a gradient passes what cannot be traced
-        self.attributed.add(v for v in given if v.requires_grad and not v.is_leaf)
+        self.attributed.update(v for v in given if v.requires_grad and not v.is_leaf)
 
     def _trace(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, attributed: bool) -> Any:
         value = func(*args, **kwargs)
         self._just_made = False
         for made in tensors(value):
             if made.is_floating_point():
-                self.attributed.add([made])
+                self.attributed.add(made)
                 if name not in ("detach", "data"):  # no gradient comes back to a copy that is cut off
                     self._note(name, made, args, kwargs)
         return value

@@ -30,8 +30,6 @@ from veridical.explainers.trace.relevance_rules import (
 )
 from veridical.explainers.trace.tracer import (
     Detached,
-    TensorDict,
-    TensorSet,
     Tracer,
     pulled,
     route,
@@ -54,14 +52,14 @@ class Relevance(Tracer):
     def __init__(self, x: Tensor, rules: Rules, side: Iterable[Tensor] = ()) -> None:
         super().__init__(x)
         self.rules = rules
-        self.raw = TensorSet([x])  # the input itself, perhaps reshaped or rescaled
-        self.positive = TensorSet()  # known to be at least 0
+        self.raw = {x}  # the input itself, perhaps reshaped or rescaled
+        self.positive = set[Tensor]()  # known to be at least 0
         # constants of each row: beside one row they look like those of the model
-        self.rowed = TensorSet(side)
-        self.gates = TensorSet()  # outputs of a sigmoid: they weigh a signal
-        self.bounded = TensorSet()  # between 0 and a number: a gate by hand, such as relu6(z + 3) / 6
-        self.activated = TensorSet()  # outputs of other activations
-        self.layers = TensorDict()  # how a linear layer's output was made
+        self.rowed = set(side)
+        self.gates = set[Tensor]()  # outputs of a sigmoid: they weigh a signal
+        self.bounded = set[Tensor]()  # between 0 and a number: a gate by hand, such as relu6(z + 3) / 6
+        self.activated = set[Tensor]()  # outputs of other activations
+        self.layers: dict[Tensor, tuple[Layer, str, Tensor]] = {}  # how a linear layer's output was made
 
     def run(self, model: Callable[[], Tensor]) -> Tensor:
         """The model's output; the gradient that arrives there is turned into relevance: times the output."""
@@ -83,14 +81,14 @@ class Relevance(Tracer):
         super().note_constant(name, given, value)
         # what is made of nothing, or laid out anew, may have as many rows as the input
         if not given or name in _SPREADING or any(v in self.rowed for v in given):
-            self.rowed.add(tensors(value))
+            self.rowed.update(tensors(value))
 
     def rule_of_detached(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         kind, held = kind_of(name, args, kwargs), self.first_detached(args, kwargs)
         value = without_graph(func, args, kwargs)
         if kind == "softmax":
             # attention weights, held constant
-            self.constants.add(tensors(value))
+            self.constants.update(tensors(value))
             return value
         role = held.role if kind in ("structure", "sum", "product", "average", "activation") else ""
         role = "gate" if kind == "gate" or name in ("tanh", "erf") else "spread" if name in _SIZES else role
@@ -134,7 +132,7 @@ class Relevance(Tracer):
             return self._matmul(name, func, *args)
         if kind in ("softmax", "compare"):
             value = without_graph(func, args, kwargs)
-            self.constants.add(tensors(value) if kind == "softmax" else ())
+            self.constants.update(tensors(value) if kind == "softmax" else ())
             return value
         why = kind if kind not in ("elementwise", "spread") else "it has no stated rule"
         return self._unruled(name, why, func, args, kwargs)
@@ -256,7 +254,7 @@ class Relevance(Tracer):
             if "div" not in name and sum(gated) == 1:
                 # signal takes all: the gate decides how much passes, the signal what
                 gate = (a if gated[0] else b).detach()
-                self.rowed.add([gate])
+                self.rowed.add(gate)
                 return self._product(name, func, *((gate, b) if gated[0] else (a, gate)))
             if "div" not in name and not all(gated) and sum(v in self.activated for v in (a, b)) == 1:
                 return halves(func, a, b, how)
@@ -273,7 +271,7 @@ class Relevance(Tracer):
         if per_unit and gate in self.gates:
             # a signal that is constant, as a first state is, takes all
             product: Tensor = without_graph(func, (a, b), how)
-            self.constants.add([product])
+            self.constants.add(product)
             return product
         return proportional(func, (a, b), how, None, 0 if self.is_attributed(a) else 1)
 
@@ -301,17 +299,17 @@ class Relevance(Tracer):
         explained = [v for v in given if v in self.attributed]
         kept = kind in ("structure", "maximum", "average", "sum") and name not in TURNING
         if name in POSITIVE or (kept and all(v in self.positive for v in given)):
-            self.positive.add(made)
+            self.positive.update(made)
         rescaled = kind in ("structure", "maximum", "product") or (kind == "sum" and len(explained) == 1)
         if rescaled and all(v in self.raw for v in explained):
-            self.raw.add(made)
+            self.raw.update(made)
         passing = kind == "structure" or (kind in ("sum", "product") and len(explained) == 1)
         between = bound(name, args, kwargs, "low") == 0 and bound(name, args, kwargs, "high") is not None
         for marks, new in ((self.gates, kind == "gate"), (self.bounded, name == "relu6" or between)):
             if new or (passing and all(v in marks for v in explained)):
-                marks.add(made)
+                marks.update(made)
         if kind == "activation":
-            self.activated.add(made)
+            self.activated.update(made)
 
 
 # --- operations without weights to favour ---------------------------------------------------------------

@@ -9,7 +9,7 @@ that looks right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,43 +90,6 @@ class Detached:
     """"gate" if it weighs a signal, "spread" if it is the size of one."""
 
 
-class TensorDict:
-    """Values by the identity of a tensor, which is kept alive so that its identity stays its own."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Tensor, Any]] = {}
-
-    def __setitem__(self, tensor: Tensor, value: Any) -> None:
-        self._known[id(tensor)] = tensor, value
-
-    def __getitem__(self, tensor: Tensor) -> Any:
-        return self._known[id(tensor)][1]
-
-    def __contains__(self, tensor: Any) -> bool:
-        return id(tensor) in self._known
-
-    def get(self, tensor: Tensor, default: Any = None) -> Any:
-        """The value of a tensor, or `default`."""
-        return self._known.get(id(tensor), (None, default))[1]
-
-    def clear(self) -> None:
-        """Forget all tensors."""
-        self._known.clear()
-
-
-class TensorSet(TensorDict):
-    """A set of tensors by identity."""
-
-    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
-        super().__init__()
-        self.add(tensors)
-
-    def add(self, tensors: Iterable[Tensor]) -> None:
-        """Add these tensors."""
-        for tensor in tensors:
-            self[tensor] = True
-
-
 class Tracer(TorchFunctionMode):
     """Applies `rule` to every operation on what depends on x. A subclass states the rules of one method."""
 
@@ -136,9 +99,10 @@ class Tracer(TorchFunctionMode):
         super().__init__()
         self.x = x
         self.refusal: NotApplicableError | None = None
-        self.attributed, self.constants = TensorSet([x]), TensorSet()
-        self.detached = TensorDict()
-        self.replaced = TensorDict()  # what took the place of an overwritten tensor
+        # a tensor's hash is its identity, so that these never compare values
+        self.attributed, self.constants = {x}, set[Tensor]()
+        self.detached: dict[Tensor, Detached] = {}
+        self.replaced: dict[Tensor, Tensor] = {}  # what took the place of an overwritten tensor
         self._with_gradients = torch.is_grad_enabled()
 
     def rule(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -163,7 +127,7 @@ class Tracer(TorchFunctionMode):
     def forget(self) -> None:
         """Let go of the tensors of a run: their graphs may lead back here, and would outlive it."""
         for known in vars(self).values():
-            if isinstance(known, TensorDict):
+            if isinstance(known, set | dict) and isinstance(next(iter(known), None), Tensor):
                 known.clear()
 
     def _checked(self, output: Tensor) -> Tensor:
@@ -223,7 +187,7 @@ class Tracer(TorchFunctionMode):
             if made in self.detached or made in self.constants:
                 continue
             if made.is_floating_point():
-                self.attributed.add([made])
+                self.attributed.add(made)
             else:
                 chosen = f"it is chosen by '{name}' of an activation"
                 self.detached[made] = Detached(chosen, choice=True, role="gate")
@@ -232,7 +196,7 @@ class Tracer(TorchFunctionMode):
     def note_constant(self, name: str, given: list[Tensor], value: Any) -> None:
         """Remember what an operation gives that was given nothing of what depends on the input."""
         if any(v in self.constants for v in given):
-            self.constants.add(tensors(value))
+            self.constants.update(tensors(value))
 
     def rule_of_detached(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """An operation on detached values alone: its result is detached for the same reason."""
@@ -261,7 +225,7 @@ class Tracer(TorchFunctionMode):
 
     def is_attributed(self, value: Any) -> bool:
         """Whether what comes from above goes through this value to the input."""
-        return value in self.attributed
+        return isinstance(value, Tensor) and value in self.attributed
 
     def refused(self, what: str, why: str) -> NotApplicableError:
         """The error that says which operation stands in the way."""
