@@ -80,6 +80,7 @@ def test_captum_layer_methods_and_noise_tunnels():
     tunnel = attr.NoiseTunnel(attr.Saliency(task.predictor.model))
     smooth = from_captum(tunnel, nt_samples=4, stdevs=0.1)
     assert smooth.stochastic
+    assert from_captum(attr.FeaturePermutation).stochastic
     assert torch.equal(smooth(task, Key(0)).values, smooth(task, Key(0)).values)
     assert not torch.equal(smooth(task, Key(0)).values, smooth(task, Key(1)).values)
 

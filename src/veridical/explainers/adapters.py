@@ -131,7 +131,7 @@ class CaptumExplainer(_Adapter):
     @property
     def stochastic(self) -> bool:  # type: ignore[override]
         label = _label(self.attribution)
-        return any(word in label for word in ("Shap", "Lime", "NoiseTunnel", "Sampling"))
+        return any(word in label for word in ("Shap", "Lime", "NoiseTunnel", "Sampling", "Permutation"))
 
     def rows_per_sample(self, task: Task) -> int:
         if "internal_batch_size" in self.kwargs:
