@@ -35,6 +35,15 @@ class _FromBaselines(TracingExplainer):
         """The baselines (k, *input shape)."""
         raise NotApplicableError(f"explainer '{self.name}' does not say what its baselines are")
 
+    def baseline_count(self, task: Task) -> int:
+        """How many baselines there are."""
+        return 1
+
+    def _declared(self, task: Task) -> Cost:
+        count = self.baseline_count(task)
+        each = len(task) if task.at_embeddings().side else 1
+        return Cost(len(task) + count * each, count * len(task))
+
     def _expected_sum(self, task: Task, key: Key) -> Tensor:
         return difference_from_baselines(task, lambda at: self.starts(at, key))
 
@@ -128,9 +137,6 @@ class DeepLift(_FromBaselines):
     def rows_per_sample(self, task: Task) -> int:
         return 2 if task.side else 1
 
-    def _declared(self, task: Task) -> Cost:
-        return Cost(2 * len(task) if task.at_embeddings().side else len(task) + 1, len(task))
-
     def inapplicable_reason(self, task: Task) -> str | None:
         return no_baseline(task, self.baseline) or super().inapplicable_reason(task)
 
@@ -162,11 +168,9 @@ class DeepLiftShap(_FromBaselines):
     def _draws_on(self, task: Task) -> bool:
         return task.train is not None and len(task.train) > self.baselines
 
-    def _declared(self, task: Task) -> Cost:
+    def baseline_count(self, task: Task) -> int:
         assert task.train is not None
-        starts = min(self.baselines, len(task.train))
-        each = len(task) if task.at_embeddings().side else 1
-        return Cost(len(task) + starts * each, starts * len(task))
+        return min(self.baselines, len(task.train))
 
     def starts(self, task: Task, key: Key) -> Tensor:
         assert task.train is not None

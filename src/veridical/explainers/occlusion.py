@@ -20,9 +20,9 @@ from veridical.explainers.layout import Cells, few_cells
 from veridical.functional.devices import at_a_time
 from veridical.models.context import Context
 from veridical.models.cost import Cost
-from veridical.perturb.fills import Marginal
+from veridical.perturb.fills import Fill, Marginal
 from veridical.perturb.probe import probe
-from veridical.perturb.rules import Given, Groups
+from veridical.perturb.rules import Given, Groups, MaskRule
 from veridical.values.task import Task
 
 # --- masks ------------------------------------------------------------------------------------------------
@@ -55,6 +55,13 @@ def mask_pieces(task: Task, masks: int) -> Iterator[Task]:
     size = together * -(-len(task) // (together * -(-len(task) // size)))
     task.outputs  # noqa: B018 (evaluated once here: each piece would wait for its own)
     yield from (task[at : at + size] for at in range(0, len(task), size))
+
+
+def responses_to(
+    task: Task, rule: MaskRule, key: Key, context: Context, fill: Fill | None = None, clean: bool = True
+) -> Tensor:
+    """The explained logit under each mask (N, M), or with `clean` behind that of the untouched input."""
+    return probe(task, rule, response="logit", fill=fill, key=key, with_clean=clean, memo=context.memo)
 
 
 # --- bases ------------------------------------------------------------------------------------------------
@@ -210,14 +217,7 @@ class Occlusion(MaskingExplainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         windows = self._windows(task)
-        responses = probe(
-            task,
-            Given(windows),
-            response="logit",
-            key=self.fill_key(context.key),
-            with_clean=True,
-            memo=context.memo,
-        )
+        responses = responses_to(task, Given(windows), self.fill_key(context.key), context)
         falls = responses[:, :1] - responses[:, 1:]
         cover = windows.to(falls.dtype)
         # each window's fall is shared out over its features, then averaged over the windows of a feature
@@ -266,9 +266,7 @@ class FeatureAblation(MaskingExplainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
-        responses = probe(
-            task, rule, response="logit", key=self.fill_key(context.key), with_clean=True, memo=context.memo
-        )
+        responses = responses_to(task, rule, self.fill_key(context.key), context)
         return (responses[:, :1] - responses[:, 1:]).to(task.outputs.dtype)
 
 
@@ -294,8 +292,5 @@ class PermutationImportance(Explainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
-        fill = Marginal(self.rows)
-        responses = probe(
-            task, rule, response="logit", fill=fill, key=FILL_KEY, with_clean=True, memo=context.memo
-        )
+        responses = responses_to(task, rule, FILL_KEY, context, Marginal(self.rows))
         return (responses[:, :1] - responses[:, 1:]).to(task.outputs.dtype)

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from veridical.core.allowed import MANY, Within
 from veridical.explainers.base import register
-from veridical.explainers.occlusion import SharesOut
+from veridical.explainers.occlusion import SharesOut, responses_to
 from veridical.models.context import Context
-from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given
 from veridical.values.task import Task
 
@@ -61,7 +60,7 @@ class PartitionShap(SharesOut):
         key, features = self.fill_key(context.key), task.space.n_features
 
         def evaluate(part: Task, removed: Tensor) -> Tensor:
-            return probe(part, Given(removed.to(task.device)), response="logit", key=key, memo=context.memo)
+            return responses_to(part, Given(removed.to(task.device)), key, context, clean=False)
 
         low = evaluate(task, torch.ones(1, features, dtype=torch.bool))[:, 0]
         high = task.clean_response("logit")[:, 0].to(low)

@@ -14,12 +14,12 @@ from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, register
 from veridical.explainers.diagnostics import record_split_half
 from veridical.explainers.layout import Cells, few_cells, grid_cells
-from veridical.explainers.occlusion import ReadsCells, coin_masks
+from veridical.explainers.occlusion import ReadsCells, coin_masks, responses_to
 from veridical.explainers.surrogates import sample_blocks
 from veridical.models.context import Context
 from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.perturb.fills import fill_state
-from veridical.perturb.probe import blocks, probe
+from veridical.perturb.probe import blocks
 from veridical.perturb.rules import Given
 from veridical.values.task import Task
 
@@ -71,7 +71,7 @@ class Rise(ReadsCells):
             totals = _evaluate_smooth(task, smooth, context.key)
         else:
             masks = coin_masks(own, task.draw_ids, features, self.draws, self.keep)
-            responses = probe(task, Given(masks), response="logit", key=context.key, memo=context.memo)
+            responses = responses_to(task, Given(masks), context.key, context, clean=False)
             totals = _Totals(len(task), features, task.device)
             for some in sample_blocks(len(task), self.draws * features, task.device):
                 totals.add(some, 0, responses[some], (~masks[some]).double())
@@ -216,9 +216,7 @@ class Sobol(_Indices):
         coins = self.coins(task, context.key / "coins", self.draws)[:, :, None]
         turned = coins ^ torch.eye(task.space.n_features, dtype=torch.bool, device=task.device)
         rule = Given(torch.cat([coins, turned], 2).flatten(1, 2))
-        responses = probe(task, rule, response="logit", key=FILL_KEY, memo=context.memo).unflatten(
-            1, (self.draws, -1)
-        )
+        responses = responses_to(task, rule, FILL_KEY, context, clean=False).unflatten(1, (self.draws, -1))
         base, moved = responses[..., :1], responses[..., 1:]
         spread = base[..., 0].var(1, keepdim=True)
         squares = (base - moved).square()
@@ -250,7 +248,7 @@ class Hsic(_Indices):
 
     def fitted(self, task: Task, context: Context) -> Tensor:
         masks = self.coins(task, context.key / "masks", self.draws)
-        responses = probe(task, Given(masks), response="logit", key=FILL_KEY, memo=context.memo)
+        responses = responses_to(task, Given(masks), FILL_KEY, context, clean=False)
 
         def half(at: int) -> Tensor:
             return dependence(masks[:, at::2], responses[:, at::2])

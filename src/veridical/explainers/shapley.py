@@ -17,10 +17,9 @@ from veridical.core.allowed import MANY, Count, Within
 from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, register
 from veridical.explainers.diagnostics import difference_from_empty, record_split_half
-from veridical.explainers.occlusion import FitsCells, MaskingExplainer, SharesOut, mask_pieces
+from veridical.explainers.occlusion import FitsCells, MaskingExplainer, SharesOut, mask_pieces, responses_to
 from veridical.explainers.surrogates import least_squares, sample_blocks
 from veridical.models.context import Context
-from veridical.perturb.probe import probe
 from veridical.perturb.rules import AllSubsets, Given
 from veridical.perturb.subset_table import FEW, places_of
 from veridical.values.task import Task
@@ -83,14 +82,7 @@ class ExactShapley(SharesOut):
         for n in counts.unique().tolist():
             rows = (counts == n).nonzero()[:, 0]
             rule = AllSubsets(places[rows], 2**n - 1)
-            responses = probe(
-                task[rows],
-                rule,
-                response="logit",
-                key=self.fill_key(context.key),
-                with_clean=True,
-                memo=context.memo,
-            )
+            responses = responses_to(task[rows], rule, self.fill_key(context.key), context)
             values = shapley_values(responses, n)
             spread = values.gather(-1, places[rows].clamp(min=0))
             out[rows] = torch.where(places[rows] >= 0, spread, 0.0)
@@ -154,9 +146,7 @@ class ShapleySampling(MaskingExplainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         ranks = self._ranks(task, context.key)
-        responses = probe(
-            task, Leaving(ranks), response="logit", key=FILL_KEY, with_clean=True, memo=context.memo
-        )
+        responses = responses_to(task, Leaving(ranks), FILL_KEY, context)
         clean, steps, empty = responses[:, :1], responses[:, 1:-1], responses[:, -1:]
         steps = steps.unflatten(1, (self.orders, ranks.shape[-1] - 1))
         ends = [end[:, None].expand(-1, self.orders, -1) for end in (clean, empty)]
@@ -272,9 +262,7 @@ class KernelShap(FitsCells, SharesOut):
         kept = valid[:, None] & ~chosen
         both = torch.stack([chosen, kept], 2).flatten(1, 2)
         masks = Given(torch.cat([valid[:, None], both], 1))
-        responses = probe(
-            task, masks, response="logit", key=self.fill_key(context.key), with_clean=True, memo=context.memo
-        )
+        responses = responses_to(task, masks, self.fill_key(context.key), context)
         total = responses[:, :1] - responses[:, 1:2]
         out = (total / there) * valid
         elements = pairs * task.space.n_features

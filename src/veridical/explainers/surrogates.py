@@ -15,10 +15,9 @@ from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Positive, Within
 from veridical.explainers.base import register
 from veridical.explainers.diagnostics import record_split_half
-from veridical.explainers.occlusion import FitsCells, coin_masks
+from veridical.explainers.occlusion import FitsCells, coin_masks, responses_to
 from veridical.functional.devices import at_a_time
 from veridical.models.context import Context
-from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given
 from veridical.values.task import Task
 
@@ -61,9 +60,7 @@ class Lime(FitsCells):
         features, valid = task.space.n_features, task.space.valid
         keep = 1 - keyed.uniform(context.key / "sizes", task.draw_ids, 0, self.draws)
         masks = coin_masks(context.key / "masks", task.draw_ids, features, self.draws, keep)
-        responses = probe(
-            task, Given(masks), response="logit", key=context.key, with_clean=True, memo=context.memo
-        )
+        responses = responses_to(task, Given(masks), context.key, context)
         there = task.space.counts(len(task)).to(task.device)[:, None].double()
         out = responses.new_empty(len(task), features)
         for some in sample_blocks(len(task), self.draws * features, task.device):
