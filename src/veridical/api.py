@@ -213,7 +213,7 @@ def _scored(
     tally = task.predictor.meter.here
     before = tally.rows
     given = as_maps(explanation, task)
-    asked = tally.rows - before  # the targets of plain maps are the task's predictions
+    evaluated = tally.rows - before  # the targets of plain maps are the task's predictions
     subject = as_explainer(explanation) if given is None else given
     key = Key(seed)
     who = subject.name if isinstance(subject, Explainer) else subject.explainer
@@ -223,15 +223,15 @@ def _scored(
             found = metric(task, maps, key, memo)
         else:
             found = with_repeats(lambda key: metric(task, maps, key, memo), metric, task, maps, seed, repeats)
-        found = replace(found, cost=found.cost + Cost(rows=asked)) if asked else found
+        found = replace(found, cost=found.cost + Cost(rows=evaluated)) if evaluated else found
         return _with_other_outputs(found, metric, task, maps)
 
 
 def _with_other_outputs(scores: Scores, metric: Metric, task: Task, maps: Explanation) -> Scores:
-    """Flag samples whose map explains another output than the one that answers are read from."""
+    """Flag samples whose map explains another output than the one that is scored."""
     # fidelity scores the right answer and says so itself
-    asks = metric.category in ("faithfulness", "axiomatic")
-    if maps.targets is task.targets or not asks or hasattr(getattr(metric, "metric", metric), "reference"):
+    reads = metric.category in ("faithfulness", "axiomatic")
+    if maps.targets is task.targets or not reads or hasattr(getattr(metric, "metric", metric), "reference"):
         return scores
     other = maps.targets.to(task.inputs.device) != task.targets
     return replace(scores, flags={**scores.flags, OTHER_OUTPUT: other}) if bool(other.any()) else scores

@@ -26,7 +26,7 @@ class UnknownNameError(InputError, LookupError):
 
 
 class OutOfRangeError(InputError, IndexError):
-    """A sample was asked for that a task does not have."""
+    """A sample that a task does not have."""
 
 
 class NotApplicableError(VeridicalError, TypeError):
@@ -34,11 +34,11 @@ class NotApplicableError(VeridicalError, TypeError):
 
 
 class ModelError(VeridicalError, RuntimeError):
-    """The model answered with something that is not one finite row of outputs per sample."""
+    """The model returned something that is not one finite row of outputs per sample."""
 
 
 class MemoryLimitError(VeridicalError, MemoryError):
-    """What was asked for does not fit into memory; the message says what to ask for less of."""
+    """What was wanted does not fit into memory; the message says what to take less of."""
 
 
 class ModelChangedError(ModelError):

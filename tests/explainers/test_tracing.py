@@ -68,7 +68,7 @@ class Pooled(nn.Module):
         return self.last(h - getattr(h, self.by)())
 
 
-@pytest.mark.filterwarnings("ignore:the model answers a row otherwise")
+@pytest.mark.filterwarnings("ignore:the model gives a row other outputs")
 @pytest.mark.parametrize("name", ["lrp", "lrp_z_plus", "deeplift"])
 @pytest.mark.parametrize("by", ["mean", "sum", "amax", "max"])
 def test_what_mixes_the_samples_of_a_batch_is_refused(by: str, name: str) -> None:

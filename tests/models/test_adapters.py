@@ -260,7 +260,7 @@ def test_what_is_no_model_is_refused() -> None:
         vd.Task(mlp(), pd.DataFrame(X))
     with pytest.raises(ModelError, match="expected numbers"):
         vd.Task(lambda x: np.array(["a"] * len(x)), X)
-    with pytest.raises(ShapeError, match=r"answered shape \(4, 3, 1\)|answered shape \(1, 3, 1\)"):
+    with pytest.raises(ShapeError, match=r"returned shape \(4, 3, 1\)|returned shape \(1, 3, 1\)"):
         vd.Task(lambda x: (x @ W)[:, :, None], X)
 
 

@@ -159,7 +159,7 @@ def test_one_of_several_quantities_is_explained_by_choice() -> None:
         maps = vd.explain("exact_shapley", task).values.abs().mean(0)
         assert maps[1] > 5 * maps[0]
         untold = vd.Task(model, FRAME[["a", "b"]][:5], train=FRAME[["a", "b"]])
-        with pytest.raises(InputError, match=r"answers 2 quantities.*targets=0"):
+        with pytest.raises(InputError, match=r"has 2 quantities.*targets=0"):
             vd.explain("exact_shapley", untold)
         assert vd.explain("exact_shapley", untold.with_targets(1)).values.shape == (5, 2)
 

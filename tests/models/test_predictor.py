@@ -273,10 +273,10 @@ def test_outputs_are_found_in_what_models_answer(wrap) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda x: x[:, :, None], r"answered shape \(1, 4, 1\) to 1 rows of \(4,\).*Pass output="),
-        (lambda x: torch.ones(5, 3), r"answered shape \(5, 3\) to 1 rows"),
-        (lambda x: x.sum(), "answered shape"),
-        (lambda x: x[:, :0], r"answered shape \(1, 0\)"),
+        (lambda x: x[:, :, None], r"returned shape \(1, 4, 1\) for 1 rows of \(4,\).*Pass output="),
+        (lambda x: torch.ones(5, 3), r"returned shape \(5, 3\) for 1 rows"),
+        (lambda x: x.sum(), "returned shape"),
+        (lambda x: x[:, :0], r"returned shape \(1, 0\)"),
     ],
 )
 def test_a_wrong_shape_is_refused_with_the_cure(answer, message: str) -> None:
@@ -293,7 +293,7 @@ def test_an_answer_without_a_tensor_is_refused() -> None:
         def forward(self, x: Tensor) -> str:
             return "seven"
 
-    with pytest.raises(ModelError, match=r"answered a str; expected a tensor.*output="):
+    with pytest.raises(ModelError, match=r"returned a str; expected a tensor.*output="):
         vd.Task(Odd(), ROWS)
 
 

@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[int, str]] = {
     "cells": (10_000_000, "cells of a study, shards aside"),
     "threads": (1024, "threads of a study's plan"),
 }
-"""How much a file may ask of this machine, by name: the usual value, and what it is of. The environment
+"""How much a file may take of this machine, by name: the usual value, and what it is of. The environment
 variable `VERIDICAL_MAX_` and the name in capitals sets another one."""
 
 

@@ -1,7 +1,7 @@
 """Keyed draws: every random number is a pure function of (seed, purpose, sample id, draw id).
 
 There is no generator whose state moves, so a draw does not depend on the batch, the order, the shard or
-the worker that asks for it. Integers come from a counter hash (the finaliser of SplitMix64) in wrapping
+the worker that draws it. Integers come from a counter hash (the finaliser of SplitMix64) in wrapping
 64-bit arithmetic, which every device computes exactly alike: subsets, permutations and uniforms are
 bit-equal everywhere. Normals pass through `log` and `cos`, whose last bits differ between device types.
 
@@ -57,7 +57,7 @@ class Key:
         object.__setattr__(self, "path", plain)
 
     def __truediv__(self, purpose: str | int) -> Key:
-        # what is plain already is not looked at again: keys are derived for every world and map
+        # what is plain already is not checked again: keys are derived for every perturbed model and map
         own = purpose if isinstance(purpose, str) else operator.index(purpose)
         derived = object.__new__(Key)
         derived.__dict__.update(seed=self.seed, path=(*self.path, own), apart=self.apart)

@@ -346,7 +346,7 @@ class Space:
         return self._derive(input_shape=(*self.input_shape, width), labels=self.labels[..., None])
 
     def _derive(self, **changes: Any) -> Space:
-        """This space with what is known to fit it, unchecked: to look at labels would wait for a GPU."""
+        """This space with what is known to fit it, unchecked: to read labels would wait for a GPU."""
         space = copy(self)
         for name, value in changes.items():
             object.__setattr__(space, name, value)

@@ -1,4 +1,4 @@
-"""Anything that answers rows, as an `nn.Module`: torch modules, functions, scikit-learn estimators."""
+"""Any model of rows as an `nn.Module`: torch modules, functions, scikit-learn estimators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from veridical.models.estimators import estimator_response, is_estimator, other_
 from veridical.models.private_copy import Copier, private_copy
 
 LOOKED_AT = 2048
-"""Reference rows from which it is known what an estimator answers."""
+"""Reference rows from which it is known what an estimator returns."""
 
 
 class FunctionModel(nn.Module):
@@ -47,10 +47,10 @@ class ArrayModel(nn.Module):
         rows = x.detach().cpu().numpy() if self.codec is None else self.codec.decode(x)
         extra = [value.detach().cpu().numpy() for value in side]
         by_name = {name: value.detach().cpu().numpy() for name, value in named.items()}
-        answer = np.asarray(self.function(rows, *extra, **by_name))
-        if answer.dtype.kind not in "fiub":
-            raise ModelError(f"the model answered {answer.dtype} values; expected numbers")
-        return torch.from_numpy(answer.astype(np.float64)).to(x.device)
+        returned = np.asarray(self.function(rows, *extra, **by_name))
+        if returned.dtype.kind not in "fiub":
+            raise ModelError(f"the model returned {returned.dtype} values; expected numbers")
+        return torch.from_numpy(returned.astype(np.float64)).to(x.device)
 
 
 def _estimator(
@@ -66,13 +66,13 @@ def _estimator(
         raise
     except Exception as error:
         columns = other_columns(model, rows.columns) if is_frame(rows) else ""
-        said = f"{type(model).__name__} does not answer the reference rows: {error}"
+        said = f"{type(model).__name__} fails on the reference rows: {error}"
         raise ModelError(f"{said} {columns}".rstrip()) from error
     return ArrayModel(function, codec, own), head
 
 
 def readapted(model: Any, module: nn.Module, reference: Tensor, copier: Copier | None) -> nn.Module:
-    """What asks an estimator as it is now; a function needs nothing."""
+    """What runs an estimator as it is now; a function needs nothing."""
     if isinstance(module, ArrayModel) and is_estimator(model):
         return _estimator(model, module.codec, reference, copier)[0]
     return module
@@ -80,7 +80,7 @@ def readapted(model: Any, module: nn.Module, reference: Tensor, copier: Copier |
 
 def adapt(
     model: Any,
-    ask: Callable[[Any, Tensor], Tensor],
+    evaluate: Callable[[Any, Tensor], Tensor],
     first_row: Tensor,
     codec: FrameCodec | None,
     reference: Tensor,
@@ -88,8 +88,8 @@ def adapt(
 ) -> tuple[nn.Module, bool, str | None]:
     """Turn a user's model into (module, differentiable, head it implies).
 
-    `ask(model, rows)` calls it with the side inputs of the first row and reads its outputs; `reference` rows
-    show what an estimator answers.
+    `evaluate(model, rows)` calls it with the side inputs of the first row and reads its outputs; `reference`
+    rows show what an estimator returns.
     """
     if isinstance(model, nn.Module):
         if codec is not None:
@@ -98,8 +98,8 @@ def adapt(
             )
         return model, not getattr(model, "no_gradient", ""), None
     if is_estimator(model):
-        asked, head = _estimator(model, codec, reference, copier)
-        return asked, False, head
+        adapted, head = _estimator(model, codec, reference, copier)
+        return adapted, False, head
     if not callable(model):
         raise InputError(
             f"a model is a torch module, a scikit-learn estimator or a function of a batch of rows; "
@@ -107,15 +107,15 @@ def adapt(
         )
     if codec is not None:
         return ArrayModel(model, codec), False, None
-    # a function does not say what it takes, so it is asked: a tensor with a gradient first, since numpy's
-    # functions answer bare tensors too
+    # a function does not say what it takes, so it is tried: a tensor with a gradient first, since numpy's
+    # functions take bare tensors too
     row, floats = first_row.detach().clone(), first_row.is_floating_point()
     ways = ((FunctionModel(model), floats), (ArrayModel(model), False), (FunctionModel(model), False))
     for module, wants_gradient in ways:
         try:
             with torch.set_grad_enabled(wants_gradient):
-                answer = ask(module, row.requires_grad_(wants_gradient).clone())
+                returned = evaluate(module, row.requires_grad_(wants_gradient).clone())
         except Exception:
             continue
-        return module, isinstance(module, FunctionModel) and (answer.requires_grad or not floats), None
+        return module, isinstance(module, FunctionModel) and (returned.requires_grad or not floats), None
     return ArrayModel(model), False, None

@@ -22,9 +22,9 @@ T = TypeVar("T")
 class Memo:
     """What one call has computed, by the task or predictor it belongs to; forgotten with the call.
 
-    Explanations and scores made with one memo ask the model once for what they have in common; its rows
-    count where they were asked first. Two calls never share, so what a result costs by itself does not
-    depend on who asked before. For one thread.
+    Explanations and scores made with one memo evaluate once what they have in common; its rows
+    count where they were evaluated first. Two calls never share, so what a result costs by itself does not
+    depend on what came before. For one thread.
     """
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class Context:
     plan: Plan | None = None
     """How the model is run."""
     tally: Tally | None = None
-    """What this thread has asked of the model so far."""
+    """What this thread has evaluated so far."""
     before: Tally | None = None
-    """What it had asked when the call began."""
+    """What it had evaluated when the call began."""
     halves: list[Tensor] | None = None
     """Where an explainer that draws notes how far the halves of its draws agree; None: nobody reads it."""
     notice: Callable[[Any, Any, Tensor], None] | None = None
@@ -82,7 +82,7 @@ class Context:
 
     @property
     def cost(self) -> Cost:
-        """Rows asked since the call began."""
+        """Rows evaluated since the call began."""
         now, before = self.tally, self.before
         if now is None or before is None:
             return Cost()

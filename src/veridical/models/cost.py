@@ -1,4 +1,4 @@
-"""Rows asked of a model: what is counted, and what a result cost."""
+"""Rows evaluated by a model: what is counted, and what a result cost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 class Cost:
     """Rows of the model that a result took.
 
-    Two quantities are told apart. `rows_alone` (and `backward`) is what the result asks by itself, the same
-    whoever asked before: it is what costs are compared by, and what equality of two costs means. `rows` is
-    a count: what really entered the model's `forward` for this result in this call. It holds rows that fill
-    up a chunk and the task's own outputs where nobody had asked for them, and is less where answers were
+    There are two quantities. `rows_alone` (and `backward`) is what the result evaluates by itself, the same
+    whatever was evaluated before: it is what costs are compared by, and what equality of two costs means.
+    `rows` is a count: what really entered the model's `forward` for this result in this call. It holds rows
+    that fill up a chunk and the task's own outputs where they were not known, and is less where outputs were
     known already.
 
     >>> Cost(8, 8, rows=16) == Cost(8, 8, rows=8)
@@ -22,15 +22,15 @@ class Cost:
     """
 
     forward: int = 0
-    """Rows whose outputs it asks for by itself."""
+    """Rows whose outputs it needs by itself."""
     backward: int = 0
-    """Rows through which it asks for gradients."""
+    """Rows through which it needs gradients."""
     rows: int = field(default=0, compare=False)
     """Rows that really entered `forward` for this result in this call."""
 
     @property
     def rows_alone(self) -> int:
-        """Rows that it asks for by itself, the same whoever asked before; the one that is compared."""
+        """Rows that it evaluates by itself, whatever was evaluated before; the one that is compared."""
         return self.forward
 
     def __add__(self, other: Cost) -> Cost:
@@ -45,7 +45,7 @@ class Cost:
 
 @dataclass
 class Tally:
-    """What one thread has asked so far."""
+    """What one thread has evaluated so far."""
 
     forward: int = 0
     backward: int = 0
@@ -63,15 +63,15 @@ class Meter(threading.local):
 
     def __init__(self) -> None:
         self.here = Tally()
-        """What this thread has asked: made anew in every thread."""
+        """What this thread has evaluated: made anew in every thread."""
 
     @property
     def cost(self) -> Cost:
-        """What this thread has asked, as a cost; a difference of two is the cost of what lay between."""
+        """What this thread has evaluated, as a cost; a difference of two is the cost of what lay between."""
         return Cost(self.here.forward, self.here.backward, self.here.rows)
 
     def add(self, cost: Cost) -> None:
-        """Count rows that were asked without a call of the model."""
+        """Count rows that were evaluated without a call of the model."""
         self.here.forward += cost.forward
         self.here.backward += cost.backward
         self.here.rows += cost.rows

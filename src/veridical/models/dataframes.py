@@ -39,7 +39,7 @@ def is_frame(value: Any) -> bool:
 
 
 def as_pandas(value: Any) -> Any:
-    """A polars frame as a pandas one, which models are asked with; everything else as it is."""
+    """A polars frame as a pandas one, which models are evaluated on; everything else as it is."""
     if type(value).__module__.partition(".")[0] != "polars" or isinstance(value, type):
         return value
     value = value.collect() if hasattr(value, "collect") else value

@@ -17,11 +17,11 @@ def embedding_layer(model: nn.Module) -> str | None:
     """The name of the layer that embeds words: what the model says it is, else its first embedding."""
     named = dict(model.named_modules())
     for module in named.values():
-        ask = getattr(module, "get_input_embeddings", None)
-        if ask is None:
+        method = getattr(module, "get_input_embeddings", None)
+        if method is None:
             continue
         try:
-            layer = ask()
+            layer = method()
         except (NotImplementedError, AttributeError):
             continue
         found = [n for n, m in named.items() if m is layer]
@@ -31,7 +31,7 @@ def embedding_layer(model: nn.Module) -> str | None:
 
 
 class EmbeddingView(nn.Module):
-    """The child model, called with embeddings: token ids go in and the embedding layer's answer is replaced.
+    """The child model, called with embeddings: token ids go in and the embedding layer's output is replaced.
 
     Shapes, masks and position embeddings come from the ids, so a model needs no `inputs_embeds` argument.
     """
@@ -53,9 +53,9 @@ class EmbeddingView(nn.Module):
         by_name = named.pop(TOKEN_IDS, None)
         token_ids, *others = side if by_name is None else (by_name, *side)
 
-        def replaced(layer: nn.Module, asked: Any, by_name: Any, _output: Any) -> Tensor:
+        def replaced(layer: nn.Module, given: Any, by_name: Any, _output: Any) -> Tensor:
             if isinstance(layer, nn.EmbeddingBag):
-                return _bagged(layer, embedded, token_ids, len(asked) + len(by_name))
+                return _bagged(layer, embedded, token_ids, len(given) + len(by_name))
             return embedded
 
         layer = self.module.get_submodule(self.layer)

@@ -1,4 +1,4 @@
-"""What an estimator answers: one scale for all of them, the logit where it tells classes apart."""
+"""What an estimator returns: one scale for all of them, the logit where it tells classes apart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_estimator(model: Any) -> bool:
 
 
 def estimator_response(model: Any, rows: Any = None) -> tuple[Respond, str | None]:
-    """How to ask an estimator, and the head this implies.
+    """How to evaluate an estimator, and the head this implies.
 
     A margin or decision function is taken as it is; else probabilities become logits. `rows` (reference
     rows) show whether probabilities of exactly 0 or 1 occur.
@@ -94,7 +94,7 @@ def one_target(model: Any, target: int) -> OneTarget:
     if not several:
         raise InputError(
             f"output={target} chooses one of the targets that an estimator predicts at once, and this "
-            f"{type(model).__name__} predicts one; elsewhere output is a function of what the model answers"
+            f"{type(model).__name__} predicts one; elsewhere output is a function of what the model returns"
         )
     if target < 0 or (isinstance(classes, list) and target >= len(classes)):
         raise InputError(_no_such_target(model, target, len(classes or ())))
@@ -112,13 +112,13 @@ def _no_such_target(model: Any, target: int, many: int) -> str:
 class Logits:
     """The logits of an estimator that gives probabilities: one per row for two classes, else one per class.
 
-    Trees and forests answer 0 and 1 exactly, whose logits are infinite. Where they do, every probability of
+    Trees and forests return 0 and 1 exactly, whose logits are infinite. Where they do, every probability of
     the n rows they learnt from counts half a row more of each class: p' = (n p + 1/2) / (n + C/2), which
     keeps all orders.
     """
 
     model: Any
-    """What is asked for probabilities."""
+    """What gives the probabilities."""
     counted: int = 0
     """Rows by which probabilities are moved away from 0 and 1; 0 leaves them as they are."""
 
@@ -183,7 +183,7 @@ _MARGINS: dict[str, tuple[str, Any]] = {
     "lightgbm": ("raw_score", True),
     "catboost": ("prediction_type", "RawFormulaVal"),
 }
-"""What boosted trees of other packages are told to give their margins."""
+"""What boosted trees of other packages need to give their margins."""
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ class InnerUnits:
 
 @dataclass(frozen=True)
 class Mlps(InnerUnits):
-    """Whole feed-forward layers: the answer of each is one unit."""
+    """Whole feed-forward layers: the output of each is one unit."""
 
     def sites(self, model: nn.Module) -> list[Site]:
         names = self._found(model, "mlp|feed_forward|ffn|ff", "feed-forward layer")
@@ -237,7 +237,7 @@ class Blocks(InnerUnits):
 
 @dataclass(frozen=True)
 class Channels(InnerUnits):
-    """The channels of a layer's answer: feature maps of a convolution, neurons of a linear layer."""
+    """The channels of a layer's output: feature maps of a convolution, neurons of a linear layer."""
 
     axis: int | None = None
     """The axis of channels; None is the first behind the rows for convolutions, else the last."""
@@ -314,7 +314,9 @@ class Heads(InnerUnits):
         count = self.count or _heads(module) or _heads(there.get(name.rpartition(".")[0]))
         child = next((c for c in _JOINING if isinstance(getattr(module, c, None), nn.Module)), None)
         alone = not list(module.children())
-        if count is None or (child is None and not alone and self.layers is None and not _answers(module)):
+        if count is None or (
+            child is None and not alone and self.layers is None and not _keeps_heads(module)
+        ):
             if self.layers is None:
                 return None
             raise InputError(f"'{name}' does not say how many heads it has; say Heads(..., count=...)")
@@ -335,8 +337,8 @@ def _attends(name: str, module: nn.Module) -> bool:
     return bool(re.search("attn|attention", own, re.IGNORECASE)) and bool(list(module.children()))
 
 
-def _answers(module: nn.Module) -> bool:
-    """Whether a layer answers with its heads side by side, and another one joins them.
+def _keeps_heads(module: nn.Module) -> bool:
+    """Whether a layer returns its heads side by side, and another one joins them.
 
     Then it holds projections to queries, keys and values, and nothing else that could mix the heads.
     """

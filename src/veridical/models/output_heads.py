@@ -1,4 +1,4 @@
-"""What kind of answer a model gives: one row is asked, and a one-logit head gets its two columns."""
+"""What kind of outputs a model has: one row is evaluated, and a one-logit head gets its two columns."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ Head = Literal["multiclass", "binary", "multilabel", "regression", "generation"]
 """A generation has one output, a log-probability; a second column holds the share of the answer's tokens that
 are predicted as the unperturbed model predicts them, which is all that agreement means of it."""
 Response = Literal["logit", "probability"]
-"""On which scale answers are looked at."""
-PROBABILITIES = "the model seems to answer probabilities"
-UNSTEADY = "the model answers a row otherwise when it is asked again"
+"""On which scale outputs are read."""
+PROBABILITIES = "the outputs seem to be probabilities"
+UNSTEADY = "the model gives a row other outputs when it is evaluated again"
 _SUM = 1e-5
 _APART = {2: 0.1, 4: 0.01, 8: 0.01}
-"""How far two answers to one row may lie apart, as a share of the largest, by the bytes of a number."""
+"""How far two outputs for one row may lie apart, as a share of the largest, by the bytes of a number."""
 
 
-def first_answer(
+def first_outputs(
     source: Snapshot, raw: Output, two: Tensor, side: Side, plan: Plan | None, head: str | None
 ) -> tuple[Head, int, Plan]:
-    """Ask the model one row: its head, how many outputs it has, and how many rows fit a chunk.
+    """Evaluate one row: its head, how many outputs it has, and how many rows fit a chunk.
 
-    Then the first `two` rows together, where there are two: the first should be answered as it was alone.
+    Then the first `two` rows together, where there are two: the first should have the outputs it had alone.
     """
     plan = plan or Plan()
     seen: list[Tensor] = []
@@ -52,7 +52,7 @@ def first_answer(
     written = version(one)
     module = source.working.module
 
-    def ask() -> None:
+    def evaluate() -> None:
         with trial.session() as view:
             seen.append(call(view, one, one_side))
             if version(one) != written:
@@ -60,7 +60,7 @@ def first_answer(
 
     budget = plan.budget_mib or memory_budget(one.device)
     try:
-        rows = measured_rows(module, ask, one, budget)
+        rows = measured_rows(module, evaluate, one, budget)
     except VeridicalError:
         raise
     except Exception as error:
@@ -78,7 +78,7 @@ def first_answer(
     kind = _head(seen[0].shape[1], head)
     if kind == "multiclass" and raw is plain_output:
         _warn_of_probabilities(seen[0], level=5)
-    # a model that takes only one row at a time is told so when it is asked more
+    # a model that takes only one row at a time says so when it gets more
     with suppress(Exception), trial.session() as view:
         seen.append(call(view, two.clone(), side)[:1])
     _warn_of_chance(seen[0], seen[-1], level=5)
@@ -104,9 +104,7 @@ def _head(count: int, head: str | None) -> Head:
     if head == "multiclass" and count < 2:
         raise InputError("a multiclass head needs at least two outputs, this model has one")
     if head == "generation" and count != 2:
-        raise InputError(
-            f"a generation answers a response and a share of tokens kept; this model has {count}"
-        )
+        raise InputError(f"a generation has a response and a share of tokens kept; this model has {count}")
     if head == "binary" and count > 2:
         raise InputError(f"a binary head has one or two outputs, this model has {count}")
     return cast(Head, head)
@@ -121,8 +119,8 @@ class _BinaryOutput:
     def __init__(self, raw: Output) -> None:
         self.raw = raw
 
-    def __call__(self, answer: Any) -> Tensor:
-        outputs = self.raw(answer)
+    def __call__(self, returned: Any) -> Tensor:
+        outputs = self.raw(returned)
         if outputs.shape[1] == 1:
             return torch.cat([-outputs, outputs], 1)
         margin = outputs[:, 1:] - outputs[:, :1]
@@ -157,20 +155,20 @@ def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget
     return max(least, min(most_rows(row.device), 1 << (fitting.bit_length() - 1)))
 
 
-def _warn_of_probabilities(answer: Tensor, level: int) -> None:
+def _warn_of_probabilities(returned: Tensor, level: int) -> None:
     """Warn where one row's outputs (1, C) are no logits: a second softmax would squeeze every response."""
-    row = answer.detach()[0].double()
+    row = returned.detach()[0].double()
     if bool((row >= 0).all()) and abs(float(row.sum()) - 1) < _SUM:
         warnings.warn(
             f"{PROBABILITIES}, and outputs are read as logits: a second softmax squeezes every response. "
-            "Take the softmax off, or say output=lambda answer: answer.clamp(min=1e-12).log()",
+            "Take the softmax off, or say output=lambda p: p.clamp(min=1e-12).log()",
             VeridicalWarning,
             stacklevel=level,
         )
 
 
 def _warn_of_chance(alone: Tensor, again: Tensor, level: int) -> None:
-    """Warn where a row asked again, beside another one, gets another answer (1, C)."""
+    """Warn where a row evaluated again, beside another one, gets other outputs (1, C)."""
     apart = float((alone.detach().double() - again.detach().double()).abs().max())
     largest = float(alone.detach().abs().max())
     if apart > _APART.get(alone.element_size(), 0.01) * largest:

@@ -35,7 +35,7 @@ Precision = Literal["float32", "tf32"]
 class Plan:
     """How a model is run. Part of the settings: the same plan on the same machine gives the same bits.
 
-    On a GPU that holds of answers; cuDNN's gradients of convolutions differ in their last bits from one time
+    On a GPU that holds of outputs; cuDNN's gradients of convolutions differ in their last bits from one time
     to the next, unless `torch.backends.cudnn.deterministic` is set, which takes up to a sixth longer.
     """
 
@@ -50,7 +50,7 @@ class Plan:
     model as the caller's torch is set up to run it."""
     autocast: Literal["bfloat16", "float16"] | None = None
     """Lower precision inside the model: "bfloat16" or "float16". An autocast that is open around a call is
-    not let in; ask for it here."""
+    not let in; set it here."""
     channels_last: bool = False
     """Whether images are laid out channels last."""
     threads: Count | None = None

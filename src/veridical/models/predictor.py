@@ -40,7 +40,7 @@ def _as_planned(plan: Plan, kind: str) -> Iterator[None]:
 
 
 def _autocast(wanted: str | None, kind: str) -> AbstractContextManager[None]:
-    """The plan's autocast; where it asks for none, that of a caller is kept out."""
+    """The plan's autocast; where it has none, that of a caller is kept out."""
     if wanted is not None:
         return torch.autocast(kind, dtype=getattr(torch, wanted))
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
@@ -59,7 +59,7 @@ def _count_backward(tally: Tally, gradient: Tensor) -> None:
 
 
 class CountedModel(nn.Module):
-    """A private copy as we ask it: rows in, (rows, outputs) out, each row counted, its weights in place."""
+    """A private copy to evaluate: rows in, (rows, outputs) out, each row counted, its weights in place."""
 
     def __init__(self, module: nn.Module, predictor: Predictor, own: WorkingCopy) -> None:
         super().__init__()
@@ -77,11 +77,11 @@ class CountedModel(nn.Module):
         own, weights = self.__dict__["_own"], self.__dict__["_weights"]
         if own.loaded is not weights:
             own.load(weights)
-        return self.answered(x, self.module(x, *side, **named))
+        return self.counted_outputs(x, self.module(x, *side, **named))
 
-    def answered(self, x: Tensor, answer: Any) -> Tensor:
-        """Turn what the model answered to x into (rows, outputs), and count the rows."""
-        outputs: Tensor = self.__dict__["_output"](answer)
+    def counted_outputs(self, x: Tensor, returned: Any) -> Tensor:
+        """Turn what the model returned for x into (rows, outputs), and count the rows."""
+        outputs: Tensor = self.__dict__["_output"](returned)
         rows = x.shape[0]
         if not isinstance(outputs, Tensor):
             raise ModelError(
@@ -89,50 +89,50 @@ class CountedModel(nn.Module):
             )
         if outputs.dim() != 2 or outputs.shape[0] != rows or outputs.shape[1] == 0:
             raise ShapeError(
-                f"the model answered shape {tuple(outputs.shape)} to {rows} rows of {tuple(x.shape[1:])}; "
-                f"expected ({rows}, outputs). Pass output=... to turn its answer into that"
+                f"the model returned shape {tuple(outputs.shape)} for {rows} rows of {tuple(x.shape[1:])}; "
+                f"expected ({rows}, outputs). Pass output=... to turn what it returns into that"
             )
         after = self.__dict__["_after"]
         if after is not None:
             outputs = after(x, outputs)
-        # of the thread that asks: gradients on a GPU come back in another one
+        # of the thread that evaluates: gradients on a GPU come back in another one
         tally: Tally = self.__dict__["_meter"].here
         tally.forward += rows
         if isinstance(self.module, torch.jit.ScriptModule):
             tally.rows += rows
         if outputs.requires_grad:
-            # a view: of a model that answers with its very input, a hook would stay on the caller's tensor
+            # a view: of a model that returns its very input, a hook would stay on the caller's tensor
             outputs = outputs if outputs.grad_fn is not None else outputs.view_as(outputs)
             outputs.register_hook(partial(_count_backward, tally))
         return outputs
 
 
-def plain_output(answer: Any) -> Tensor:
-    """Find the (rows, outputs) tensor in what a model answers: a tensor, `.logits`, a dict or a tuple."""
-    if isinstance(answer, Tensor):
-        return answer[:, None] if answer.dim() == 1 else answer
-    if hasattr(answer, "logits"):
-        answer = answer.logits
-    elif isinstance(answer, Mapping) and "logits" in answer:
-        answer = answer["logits"]
-    elif isinstance(answer, tuple | list) and answer:
-        answer = answer[0]
-    if not isinstance(answer, Tensor):
+def plain_output(returned: Any) -> Tensor:
+    """Find the (rows, outputs) tensor in what a model returns: a tensor, `.logits`, a dict or a tuple."""
+    if isinstance(returned, Tensor):
+        return returned[:, None] if returned.dim() == 1 else returned
+    if hasattr(returned, "logits"):
+        returned = returned.logits
+    elif isinstance(returned, Mapping) and "logits" in returned:
+        returned = returned["logits"]
+    elif isinstance(returned, tuple | list) and returned:
+        returned = returned[0]
+    if not isinstance(returned, Tensor):
         raise ModelError(
-            f"the model answered a {type(answer).__name__}; expected a tensor, a tuple that begins with one, "
-            "or an object with .logits. Pass output=... to turn its answer into a (rows, outputs) tensor"
+            f"the model returned a {type(returned).__name__}; expected a tensor, a tuple that begins with "
+            "one, or an object with .logits. Pass output=... to turn it into a (rows, outputs) tensor"
         )
-    return answer[:, None] if answer.dim() == 1 else answer
+    return returned[:, None] if returned.dim() == 1 else returned
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """Runs one model, under the weights of one world, in fixed chunks under one plan."""
+    """Runs one model, under one set of weights, in fixed chunks under one plan."""
 
     source: Snapshot
     """The caller's model as it was; the caller's own module is never run."""
     output: Output
-    """Turns what the model answers into (rows, outputs)."""
+    """Turns what the model returns into (rows, outputs)."""
     device: torch.device
     plan: Plan
     differentiable: bool = True
@@ -168,7 +168,7 @@ class Predictor:
 
     @property
     def rounding(self) -> Rounding | None:
-        """The precision in which answers are computed, where their own dtype does not say it."""
+        """The precision in which outputs are computed, where their own dtype does not say it."""
         if self.plan.autocast is not None:
             lower: torch.dtype = getattr(torch, self.plan.autocast)
             return lower
@@ -176,21 +176,21 @@ class Predictor:
 
     @property
     def model(self) -> nn.Module:
-        """This thread's private copy with this world's weights written into it; never the caller's module."""
+        """This thread's private copy with these weights written into it; never the caller's module."""
         view = self.view
         self.source.working.load(self.weights)
         return view.module
 
     @property
     def unwrapped(self) -> nn.Module:
-        """The private copy with this world's weights, nothing around it: names are the caller's."""
+        """The private copy with these weights, nothing around it: names are the caller's."""
         own = self.source.working
         own.load(self.weights)
         return own.module
 
     @property
     def view(self) -> CountedModel:
-        """The private copy as it is asked: each row counted."""
+        """The private copy as it is evaluated: each row counted."""
         view: CountedModel | None = getattr(self._here, "view", None)
         if view is None:
             view = self._here.view = self._around(self.source.working)
@@ -203,7 +203,7 @@ class Predictor:
         return CountedModel(module, self, own)
 
     def copied(self) -> nn.Module:
-        """A real module of its own under this world's weights, for whoever wants to write to one."""
+        """A real module of its own under these weights, for whoever wants to write to one."""
         own = WorkingCopy(self.source)
         own.load(self.weights)
         return self._around(own).module
@@ -212,12 +212,14 @@ class Predictor:
     def exposed(self) -> Iterator[nn.Module]:
         """A copy for code that is not ours: a real module whose calls are counted, thrown away afterwards.
 
-        It answers (rows, outputs); its weights are this world's.
+        It returns (rows, outputs).
         """
         view, module = self.view, self.copied()
 
-        def counted(_module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], answer: Any) -> Tensor:
-            return view.answered(explained_rows(given, named), answer)
+        def counted(
+            _module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], returned: Any
+        ) -> Tensor:
+            return view.counted_outputs(explained_rows(given, named), returned)
 
         handle = module.register_forward_hook(counted, with_kwargs=True)
         try:
@@ -270,9 +272,9 @@ class Predictor:
     def chunk(self, x: Tensor, side: Side = (), count: int | None = None) -> Tensor:
         """Outputs of one chunk, padded as the plan says, halved and retried when memory runs out.
 
-        More rows than the plan allows are asked in several chunks. Rows of x beyond `count` are padding:
-        asked, but neither counted nor given back. Must run inside `session`. Outputs are not checked here: a
-        check would wait for the device.
+        More rows than the plan allows are evaluated in several chunks. Rows of x beyond `count` are padding:
+        evaluated, but neither counted nor given back. Must run inside `session`. Outputs are not checked, as
+        that would wait for the device.
         """
         rows = x.shape[0]
         count = rows if count is None else count
@@ -315,24 +317,24 @@ class Predictor:
             if out_of_memory(error):
                 raise
             raise ModelError(
-                f"the model answered one row and raised {type(error).__name__} when asked {len(x)} of shape "
+                f"the model ran on one row and raised {type(error).__name__} on {len(x)} rows of shape "
                 f"{tuple(x.shape[1:])}, some of which may be masked: {error}"
             ) from error
 
 
 def call(model: nn.Module, x: Tensor, side: Side = ()) -> Tensor:
     """Call a model with side inputs by position or by name."""
-    answer: Tensor = model(x, **side) if isinstance(side, dict) else model(x, *side)
-    return answer
+    returned: Tensor = model(x, **side) if isinstance(side, dict) else model(x, *side)
+    return returned
 
 
 def check_finite(outputs: Tensor) -> None:
-    """Refuse NaN and infinite answers: no score could be made of them."""
+    """Refuse NaN and infinite outputs: no score could be made of them."""
     if not outputs.numel() or math.isfinite(float(outputs.detach().abs().amax())):
         return
     bad = ~torch.isfinite(outputs).reshape(len(outputs), -1).all(-1)
     rows = bad.nonzero().reshape(-1)[:5].tolist()
-    raise ModelError(f"the model answered NaN or infinity in {int(bad.sum())} rows (first: {rows})")
+    raise ModelError(f"the outputs contain NaN or infinity in {int(bad.sum())} rows (first: {rows})")
 
 
 def take_side(side: Side, index: Tensor | slice) -> Side:

@@ -1,4 +1,4 @@
-"""The task's own copy of the caller's model: a snapshot that answers, and the copies that are written to.
+"""The task's own copy of the caller's model: a snapshot, and the copies that are written to.
 
 Nothing here ever writes to the caller's module: not its parameters, buffers, hooks or flags. A task owns a
 clean deep copy in eval mode, the snapshot, which is never written to either. Rows are run on a second copy
@@ -35,7 +35,7 @@ class Snapshot:
     """The caller's model as it was when the task was made.
 
     A change of the caller's parameters or buffers that identity and torch's version counter show is refused
-    with `ModelChangedError`; one they do not show is harmless, since the snapshot answers. Functions and
+    with `ModelChangedError`; one they do not show is harmless, since the snapshot is evaluated. Functions and
     estimators (`shared`) are run as they are given here.
     """
 
@@ -79,7 +79,7 @@ class Snapshot:
     def copied(self) -> nn.Module:
         """An independent copy of the snapshot in eval mode, for whoever wants to write to one.
 
-        Rows that enter it are counted; those of a script, which takes no hooks, by whoever asks it.
+        Rows that enter it are counted; those of a script, which takes no hooks, by whoever runs it.
         """
         made = _shell(self.module) if self.shared else private_copy(self.module, self.copier).eval()
         if self.writes_rows:
@@ -114,7 +114,7 @@ class Snapshot:
             self.working.module.register_forward_pre_hook(_on_copies, with_kwargs=True)
 
     def renewed(self, module: nn.Module | None = None) -> Snapshot:
-        """A snapshot of the caller's model as it is now; `module` is what asks a function or estimator."""
+        """A snapshot of the caller's model as it is now; `module` is what runs a function or estimator."""
         model = self._watched if module is None else module
         new = Snapshot(
             self.module if model is None else model, self.copier, self.shared, self.original, self.meter
@@ -183,7 +183,7 @@ class WorkingCopy:
         self.loaded = weights
 
     def restore_buffers(self) -> None:
-        """Put back what a forward pass wrote into buffers: an answer must not depend on earlier ones."""
+        """Put back what a forward pass wrote into buffers: outputs must not depend on earlier ones."""
         if self._buffer_versions() == self._versions:
             return
         with torch.no_grad():

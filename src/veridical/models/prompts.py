@@ -31,7 +31,7 @@ class SwitchedOff:
 class PromptModel(nn.Module):
     """The child model evaluated on prompts whose units have gates (rows, units): 1 is on, 0 is off.
 
-    Prompts end at the same place (they are padded on the left); the answer follows. It answers (rows, 2):
+    Prompts end at the same place (they are padded on the left); the answer follows. It returns (rows, 2):
     the log-probability of the answer's judged tokens, less that of the foil where there is one; and the share
     of the answer's tokens at which the most probable token is `predicted`.
     """
@@ -50,7 +50,7 @@ class PromptModel(nn.Module):
             layer = embedding_layer(model)
             if layer is None:
                 raise InputError(
-                    "the model has no nn.Embedding layer whose answer could be replaced; say off='drop'"
+                    "the model has no nn.Embedding layer whose output could be replaced; say off='drop'"
                 )
             known = getattr(model.get_submodule(layer), "num_embeddings", None)
             if off.token is not None and known is not None and off.token >= known:
@@ -128,7 +128,7 @@ class PromptModel(nn.Module):
         return read_logits(self._outputs(tokens, gates, **named), places)
 
     def _outputs(self, tokens: Tensor, gates: Tensor, **named: Any) -> Any:
-        """The child's answer to tokens, each as far on as its gate says."""
+        """What the child returns for tokens, each as far on as its gate says."""
         if self.off.hidden:
             return self.model(tokens, **named)
         layer = self.model.get_submodule(self.layer)
@@ -163,11 +163,11 @@ def _ending(tokens: Tensor, attended: Tensor, length: int) -> tuple[Tensor, Tens
 
 
 def read_logits(answered: Any, places: int) -> Tensor:
-    """Logits at the last places, in what a causal model answers."""
+    """Logits at the last places, in what a causal model returns."""
     logits = plain_output(answered)
     if logits.dim() != 3 or logits.shape[1] < places:
         raise InputError(
-            f"the model answered shape {tuple(logits.shape)}; a causal language model answers "
+            f"the model returned shape {tuple(logits.shape)}; a causal language model returns "
             "(rows, tokens, vocabulary)"
         )
     logits = logits[:, -places:]
@@ -181,15 +181,15 @@ def _total(values: Tensor, answer: Tensor, judged: Tensor) -> Tensor:
 
 
 def near(one: Tensor, two: Tensor, share: float) -> bool:
-    """Whether answers are the same but for such a share of the largest, or of 1."""
+    """Whether outputs are the same but for such a share of the largest, or of 1."""
     return bool((one - two).abs().max() <= share * two.abs().max().clamp(min=1))
 
 
-# --- answered by one number -----------------------------------------------------------------------------
+# --- as one number -----------------------------------------------------------------------------
 
 
 class PromptLogits(nn.Module):
-    """The child's prompts answered by (rows, 1): the answer's logits, less the foil's, added up.
+    """The child's prompts as (rows, 1): the answer's logits, less the foil's, added up.
 
     With a foil that differs in its last token alone this is the response itself; else it lacks the normaliser
     of the log-probability, which no rule of relevance takes apart. `normalised` keeps it.

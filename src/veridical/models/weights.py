@@ -1,7 +1,7 @@
 """Weights other than the caller's: replaced tensors, and multiplicative noise that is drawn by name.
 
 They are written into a private copy of the model (`private_copy`). Noise is drawn again whenever it is
-written again, so that any number of noisy worlds can be held without holding their weights.
+written again, so that any number of perturbed models can be held without holding their weights.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Switching features off: what fills their place, which of them, and the one loop that asks the model."""
+"""Switching features off: what fills their place, which of them, and the one loop that evaluates."""

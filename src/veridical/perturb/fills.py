@@ -1,7 +1,7 @@
 """Fills: what takes the place of a removed feature, by name, and how a caller's fill is read.
 
 Most fills are a *background*: an input, independent of the mask, whose elements show through wherever a
-feature is removed. Those that look at the mask (`impute`) work on the masked rows themselves.
+feature is removed. Those that depend on the mask (`impute`) work on the masked rows themselves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Fill(Settings):
     """Whether its values are drawn by a key; others follow from the task alone."""
 
     def repeats_on(self, task: MaskedTask) -> int:
-        """How many backgrounds are tried for every mask, over which the model's answers are averaged."""
+        """How many backgrounds are tried for every mask, over which the model's outputs are averaged."""
         return 1
 
     def draw_of(self, key: Key) -> Key:
@@ -64,7 +64,7 @@ class Fill(Settings):
 
     def impute(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
         """Fill rows x (R, *shape) where `removed` (broadcast over x); only if `looks_at_mask`."""
-        raise NotApplicableError(f"fill '{self.name}' has a background and does not look at the mask")
+        raise NotApplicableError(f"fill '{self.name}' has a background and does not depend on the mask")
 
     def impute_masks(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
         """Fill samples x (n, *shape) under several masks each, `removed` (n, m, *shape or 1): (n, m, *shape).
@@ -144,13 +144,13 @@ class Mean(Fill):
 class Marginal(Fill):
     """Values of reference rows, so that removed columns keep a value they really take.
 
-    The answer to a mask is the mean over `rows` of them (interventional): all where there are no more, else
-    so many drawn without replacement, the same for all samples, explainers and metrics of one seed.
+    The output under a mask is the mean over `rows` of them (interventional): all where there are no more,
+    else so many drawn without replacement, the same for all samples, explainers and metrics of one seed.
     `Marginal(1)` lets one row stand in, another one for every sample and draw.
     """
 
     rows: Count = 100
-    """How many reference rows the answer to a mask is averaged over, at most."""
+    """How many reference rows the output under a mask is averaged over, at most."""
     draw: Index = 0
     """Which draw of the rows: another number takes others under the same seed."""
     name: ClassVar[str] = "marginal"
@@ -410,7 +410,7 @@ def default_fill(space: Space, has_train: bool) -> Fill:
 class Backgrounds:
     """What shows through removed features, made for as many samples at once as fill a chunk.
 
-    Blocks ask for a few samples, and often for the same ones again; drawing noise or blurring for each of
+    Blocks need a few samples, and often for the same ones again; drawing noise or blurring for each of
     them would take longer than building their rows.
     """
 

@@ -1,4 +1,4 @@
-"""Masks in, responses out: the one loop that asks a model about masked variants of its inputs.
+"""Masks in, responses out: the one loop that evaluates a model on masked variants of its inputs.
 
 A metric describes its masks by a *rule* and gets back one response a (sample, mask). The masked rows are
 built on the device one block (some samples x some masks) at a time, in a buffer that is used again, and are
@@ -37,13 +37,13 @@ def probe(
     predictions: bool = False,
     memo: Memo | None = None,
 ) -> Tensor:
-    """Ask the model about every mask: responses (N, M) of the explained output, in float64.
+    """Evaluate every mask: responses (N, M) of the explained output, in float64.
 
     `with_clean` puts the response to the unmasked input in front (N, M + 1). Responses are rounded to the
-    grid within which equal inputs tie, and masks that remove only features equal to their fill answer
+    grid within which equal inputs tie, and masks that remove only features equal to their fill respond
     exactly alike. `all_outputs` gives (N, M, C) instead, unrounded; with `predictions` (N, M, 2C), behind the
-    answers how often, over the rows of the fill, each output is the one predicted. Probes with the same
-    `memo` ask each set of removed features once where samples have few.
+    responses how often, over the rows of the fill, each output is the one predicted. Probes with the same
+    `memo` evaluate each set of removed features once where samples have few.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def probe(
         Where the rule makes no masks.
     """
     if rule.count < 1:
-        raise InputError("the mask rule makes no masks, so there is nothing to ask")
+        raise InputError("the mask rule makes no masks, so there is nothing to evaluate")
     behind = Backgrounds(task, fill or task.fill, key)
     few = signature = same = None
     if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
@@ -85,48 +85,48 @@ def probe(
     if few is not None:
         at_once = max(1, subset_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
         if len(task.inputs) > at_once or (task.space.valid is not None and not bool(few.all())):
-            asking = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean)
-            asking = partial(asking, all_outputs=all_outputs, predictions=predictions, memo=memo or Memo())
+            again = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean)
+            again = partial(again, all_outputs=all_outputs, predictions=predictions, memo=memo or Memo())
             cut = [*few.nonzero()[:, 0].split(at_once), *(~few).nonzero()[:, 0].split(at_once)]
-            return _in_parts(task, rule, cut, asking)
-        asked = _from_table(task, rule, behind, response, all_outputs, predictions, memo or Memo())
+            return _in_parts(task, rule, cut, again)
+        evaluated = _from_table(task, rule, behind, response, all_outputs, predictions, memo or Memo())
     else:
         matters = None if all_outputs else behind.matters()
         signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
         unsigned = matters if signature is None else None
-        asked, same = _ask(task, rule, behind, response, all_outputs, predictions, unsigned)
-    # what is wrong with kept answers is found by everyone who reads them
-    check_finite(asked)
+        evaluated, same = _evaluate(task, rule, behind, response, all_outputs, predictions, unsigned)
+    # what is wrong with kept outputs is found by everyone who reads them
+    check_finite(evaluated)
     if all_outputs:
-        return _all_with_clean(task, asked, response, predictions, with_clean)
-    own = task.clean_response(response).to(asked.dtype)
+        return _all_with_clean(task, evaluated, response, predictions, with_clean)
+    own = task.clean_response(response).to(evaluated.dtype)
     if same is not None:
-        asked = torch.where(same, own, asked)
+        evaluated = torch.where(same, own, evaluated)
     elif signature is not None:
-        asked = _tie(asked, own, signature)
-    responses = round_to_grid(torch.cat([own, asked], 1), task.predictor.rounding)
+        evaluated = _tie(evaluated, own, signature)
+    responses = round_to_grid(torch.cat([own, evaluated], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
 
 
 def _all_with_clean(
-    task: MaskedTask, asked: Tensor, response: Response, predictions: bool, with_clean: bool
+    task: MaskedTask, evaluated: Tensor, response: Response, predictions: bool, with_clean: bool
 ) -> Tensor:
-    """The answers of all outputs, where wanted with those to the untouched input in front."""
+    """The responses of all outputs, where wanted with those to the untouched input in front."""
     if with_clean:
         own = task.respond(task.outputs, response)
         if predictions:
             own = torch.cat([own, subset_table.predicted(task, task.outputs)], -1)
-        asked = torch.cat([own[:, None], asked], 1)
-    return asked.double()
+        evaluated = torch.cat([own[:, None], evaluated], 1)
+    return evaluated.double()
 
 
 def _in_parts(
-    task: MaskedTask, rule: MaskRule, parts: list[Tensor], ask: Callable[[MaskedTask, MaskRule], Tensor]
+    task: MaskedTask, rule: MaskRule, parts: list[Tensor], evaluate: Callable[[MaskedTask, MaskRule], Tensor]
 ) -> Tensor:
     """The responses of some samples at a time, as those of all."""
     out: Tensor | None = None
     for rows in filter(len, parts):
-        part = ask(task[rows], rows_of(rule, rows, len(task.inputs)))
+        part = evaluate(task[rows], rows_of(rule, rows, len(task.inputs)))
         out = part.new_empty(len(task.inputs), *part.shape[1:]) if out is None else out
         out[rows] = part
     assert out is not None
@@ -142,26 +142,26 @@ def _from_table(
     predictions: bool,
     memo: Memo,
 ) -> Tensor:
-    """Answers (N, M, C or none) where samples have few features: each set of them is asked once."""
-    place, answers = subset_table.answers_to(task, subset_table.codes_of(task, rule), behind, memo)
+    """Responses (N, M, C or none) where samples have few features: each set of them is evaluated once."""
+    place, values = subset_table.outputs_under(task, subset_table.codes_of(task, rule), behind, memo)
     which = subset_table.LOGIT if response == "logit" else subset_table.PROBABILITY
     if not all_outputs:
-        return answers[place, which, task.targets[:, None]]
-    asked = answers[place, which]
-    return torch.cat([asked, answers[place, subset_table.PREDICTED]], -1) if predictions else asked
+        return values[place, which, task.targets[:, None]]
+    evaluated = values[place, which]
+    return torch.cat([evaluated, values[place, subset_table.PREDICTED]], -1) if predictions else evaluated
 
 
-def _tie(asked: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
-    """Give all masks that remove the same set the answer of the first of them, and the clean one to none."""
-    asked = torch.where(signature == 0, clean, asked)
+def _tie(evaluated: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
+    """Give all masks that remove the same set the response of the first, and the clean one to none."""
+    evaluated = torch.where(signature == 0, clean, evaluated)
     if signature.shape[-1] == 1:
-        return asked
+        return evaluated
     begins = signature[:, 1:] != signature[:, :-1]
-    leader = (begins * torch.arange(signature.shape[-1], device=asked.device)[1:]).cummax(-1).values
-    return torch.cat([asked[:, :1], asked.gather(-1, leader)], -1)
+    leader = (begins * torch.arange(signature.shape[-1], device=evaluated.device)[1:]).cummax(-1).values
+    return torch.cat([evaluated[:, :1], evaluated.gather(-1, leader)], -1)
 
 
-def _ask(
+def _evaluate(
     task: MaskedTask,
     rule: MaskRule,
     behind: Backgrounds,
@@ -170,7 +170,7 @@ def _ask(
     predictions: bool,
     matters: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Answers (N, M, C or none) and, where it is said which features matter, which masks change nothing."""
+    """Responses (N, M, C or none) and, given which features matter, which masks change nothing."""
     predictor, shape = task.predictor, task.inputs.shape[1:]
     samples, masks, repeats = len(task.inputs), rule.count, behind.repeats
     cut = list(blocks(samples, masks, max(1, predictor.rows // repeats)))
@@ -200,25 +200,25 @@ def _ask(
             total = count * across * repeats
             padded = total + (-total % predictor.padded_to)
             if buffer is None or buffer.shape[0] < padded:
-                # what pads a chunk is asked, too, and should be numbers
+                # what pads a chunk is evaluated, too, and should be numbers
                 make = task.inputs.new_empty if padded == total else task.inputs.new_zeros
                 buffer = make((padded, *shape))
             behind.show(removed, rows, buffer[:total].view(count, across, repeats, *shape))
             side = repeat_side(take_side(task.side, rows), across * repeats)
             outputs = predictor.chunk(buffer[:padded], side, total)
-            answers = task.respond(outputs, response)
+            values = task.respond(outputs, response)
             if predictions:
-                answers = torch.cat([answers, subset_table.predicted(task, outputs)], -1)
-            answers = answers.reshape(count, across, repeats, -1)
+                values = torch.cat([values, subset_table.predicted(task, outputs)], -1)
+            values = values.reshape(count, across, repeats, -1)
             if targets is not None:
-                answers = answers.gather(3, targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1))
-            answers = answers.mean(2) if repeats > 1 else answers[:, :, 0]
+                values = values.gather(3, targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1))
+            values = values.mean(2) if repeats > 1 else values[:, :, 0]
             if across == masks:
-                found.append(answers)
+                found.append(values)
                 continue
             if result is None:
-                result = answers.new_empty(samples, masks, width)
-            result[rows, columns] = answers
+                result = values.new_empty(samples, masks, width)
+            result[rows, columns] = values
     if result is None:
         result = torch.cat(found) if len(found) > 1 else found[0]
     return (result if all_outputs else result[..., 0]), None if touched is None else ~touched
@@ -229,7 +229,7 @@ def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]
 
     A sample with more masks than rows fills chunks of its own; what is left over of several samples shares
     one: as few chunks as can be, of a multiple of 32 rows if that is so, else as full as can be. The cut
-    depends on the shape and the plan only, so the same plan asks in the same blocks.
+    depends on the shape and the plan only, so the same plan evaluates the same blocks.
     """
     whole = masks // rows * rows
     for sample in range(samples if whole else 0):

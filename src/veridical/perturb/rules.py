@@ -234,7 +234,7 @@ class RandomSubsets:
         only = self.sizes if isinstance(self.sizes, int) else _only_one(self.sizes)
         object.__setattr__(self, "_only", only)
         if len(self.ids) * self.draws <= _STREAMS_KEPT:
-            # once for all blocks: of one block they are so few that asking for them is what they cost
+            # once for all blocks: of one block they are so few that the call is what they cost
             draws = torch.arange(self.draws, device=self.ids.device)
             object.__setattr__(self, "_halves", keyed.halves(self.key, self.ids, draws))
 

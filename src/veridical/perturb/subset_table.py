@@ -1,4 +1,4 @@
-"""Few features: the answer to a mask of a sample is asked once and serves whoever asks by masks.
+"""Few features: the outputs under a mask of a sample are evaluated once and serve all that need masks.
 
 A mask of at most 12 features is a number whose bit i says that the i-th feature is gone. For each (sample,
 mask) the means over the fill's rows are kept of every output's logit and probability and of whether it is the
@@ -57,7 +57,7 @@ class SubsetTable:
         )
 
     def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the answers lie, and whether they are there at all."""
+        """Where the outputs lie, and whether they are there at all."""
         if self.held is None:
             return torch.zeros_like(keys), torch.zeros_like(keys, dtype=torch.bool)
         known = self.held[0]
@@ -65,18 +65,18 @@ class SubsetTable:
         return place, known[place] == keys
 
     def has_room(self, more: int) -> bool:
-        """Whether so many further answers may be kept."""
+        """Whether so many further outputs may be kept."""
         if self.held is None:
             return True
         kept = self.held[1]
         return (len(kept) + more) * kept[0].numel() * kept.itemsize <= KEPT_BYTES
 
-    def add(self, keys: Tensor, answers: Tensor) -> None:
-        """Keep new answers beside those that are there."""
+    def add(self, keys: Tensor, outputs: Tensor) -> None:
+        """Keep new outputs beside those that are there."""
         if self.held is not None:
-            keys, answers = torch.cat([self.held[0], keys]), torch.cat([self.held[1], answers])
+            keys, outputs = torch.cat([self.held[0], keys]), torch.cat([self.held[1], outputs])
         order = keys.argsort()
-        self.held = keys[order], answers[order]
+        self.held = keys[order], outputs[order]
 
 
 def _contents(task: MaskedTask) -> Tensor:
@@ -121,8 +121,8 @@ def codes_of(task: MaskedTask, rule: MaskRule) -> Tensor:
     return out
 
 
-def answers_to(task: MaskedTask, codes: Tensor, behind: Backgrounds, memo: Memo) -> tuple[Tensor, Tensor]:
-    """Where the answers to masks (N, M) lie in the table, and the table (K, 3, C) itself.
+def outputs_under(task: MaskedTask, codes: Tensor, behind: Backgrounds, memo: Memo) -> tuple[Tensor, Tensor]:
+    """Where the outputs under masks (N, M) lie in the table, and the table (K, 3, C) itself.
 
     Masks that differ only in features equal to their fill are one, and the mask of none is the input.
     """
@@ -132,7 +132,7 @@ def answers_to(task: MaskedTask, codes: Tensor, behind: Backgrounds, memo: Memo)
     matters = behind.matters()
     if matters is not None:
         codes = codes & torch.where(matters, _bits(task), 0).sum(-1, keepdim=True)
-    # a session, though nothing may be left to ask: it looks whether the model is still the one that answered
+    # a session, though nothing may be left to evaluate: it checks that the model has not changed
     with task.predictor.session():
         rows = table.rows(task, memo)
         keys = (rows[:, None] << FEW) | codes
@@ -141,7 +141,7 @@ def answers_to(task: MaskedTask, codes: Tensor, behind: Backgrounds, memo: Memo)
             new = keys[~known].unique()
             if not table.has_room(len(new)):
                 table.held, new = None, keys.unique()
-            _ask(task, table, rows, new, behind)
+            _evaluate(task, table, rows, new, behind)
             place, _ = table.find(keys)
     assert table.held is not None
     return place, table.held[1]
@@ -158,8 +158,8 @@ def _bits(task: MaskedTask) -> Tensor:
     return torch.where(places >= 0, 1 << places.clamp(min=0, max=FEW), 0)
 
 
-def _ask(task: MaskedTask, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Backgrounds) -> None:
-    """Ask the model about masks of samples, each once; of those that remove nothing its answer is known."""
+def _evaluate(task: MaskedTask, table: SubsetTable, rows: Tensor, keys: Tensor, behind: Backgrounds) -> None:
+    """Evaluate masks of samples, each once; of those that remove nothing the outputs are known."""
     code, ordered = keys & ((1 << FEW) - 1), rows.argsort()
     who = ordered[torch.searchsorted(rows[ordered], keys >> FEW)]
     # by sample, so that the backgrounds of a chunk lie together
@@ -167,14 +167,14 @@ def _ask(task: MaskedTask, table: SubsetTable, rows: Tensor, keys: Tensor, behin
     keys, code, who = keys[order], code[order], who[order]
     clean = code == 0
     found = [_means(task, task.outputs[who[clean]], 1)]
-    asked = (~clean).nonzero()[:, 0]
+    removing = (~clean).nonzero()[:, 0]
     places, repeats, shape = places_of(task), behind.repeats, task.inputs.shape[1:]
     together = max(1, task.predictor.rows // repeats)
     # read here, once: in the loop a GPU would wait at every chunk
-    firsts, lasts = who[asked[::together]].tolist(), who[asked[together - 1 :: together]].tolist()
-    lasts += who[asked[-1:]].tolist()
-    for chunk, at in enumerate(range(0, len(asked), together)):
-        some = asked[at : at + together]
+    firsts, lasts = who[removing[::together]].tolist(), who[removing[together - 1 :: together]].tolist()
+    lasts += who[removing[-1:]].tolist()
+    for chunk, at in enumerate(range(0, len(removing), together)):
+        some = removing[at : at + together]
         here, first, last = who[some], firsts[chunk], lasts[chunk]
         gone = ((code[some, None] >> places[here].clamp(min=0)) & 1).bool() & (places[here] >= 0)
         shown = behind(slice(first, last + 1))
@@ -184,7 +184,7 @@ def _ask(task: MaskedTask, table: SubsetTable, rows: Tensor, keys: Tensor, behin
         masked = filled.expand(len(here), repeats, *shape).flatten(0, 1)
         outputs = task.predictor.chunk(masked, side)
         found.append(_means(task, outputs, repeats))
-    table.add(torch.cat([keys[clean], keys[asked]]), torch.cat(found))
+    table.add(torch.cat([keys[clean], keys[removing]]), torch.cat(found))
 
 
 def predicted(task: MaskedTask, outputs: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Failure:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """Scores by (explainer, metric), the explanations they judge, and what failed."""
+    """Scores by (explainer, metric), the explanations they score, and what failed."""
 
     task: Task
     scores: Mapping[tuple[str, str], Scores]

@@ -139,7 +139,7 @@ class Explanation:
 
     @cached_property
     def has_ties(self) -> bool:
-        """Whether any map has ties; looked at once, since to look waits for a GPU."""
+        """Whether any map has ties; read once, since that waits for a GPU."""
         return bool(self.tied.any())
 
     @cached_property
@@ -178,7 +178,7 @@ class Explanation:
         return replace(self, values=self._values_along(order), given_order=order, given_tied=_no_ties(order))
 
     def strictly_along(self, order: Tensor, tied: Tensor | None = None) -> Explanation:
-        """The same for what is known to be a ranking: nothing is looked at, as that would wait for a GPU."""
+        """The same for what is known to be a ranking: nothing is checked, as that would wait for a GPU."""
         tied = _no_ties(order) if tied is None else tied
         return self._unchecked(values=self._values_along(order), given_order=order, given_tied=tied)
 

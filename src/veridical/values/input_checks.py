@@ -138,7 +138,7 @@ def cast(rows: Tensor, place: torch.device, dtype: torch.dtype | None) -> Tensor
 
 
 def behaves_otherwise(module: nn.Module) -> bool:
-    """Whether a module answers otherwise in the training mode it is in: dropout, or batch statistics."""
+    """Whether a module has other outputs in the training mode it is in: dropout, or batch statistics."""
     random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
     return any(
         m.training and (isinstance(m, random) or (isinstance(m, nn.RNNBase) and m.dropout > 0))

@@ -1,7 +1,7 @@
 """Regions: groups of features that are removed together, as squares of pixels or superpixels are.
 
 A region is removed feature by feature of the task's own space, so a task need not be derived (and its model
-not asked again) to look at it through coarser features.
+not evaluated again) to see it through coarser features.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Regions:
 
     @cached_property
     def absent(self) -> Tensor | None:
-        """Regions that a sample does not have (1 or N, R), or None where all have all: one look, once."""
+        """Regions that a sample does not have (1 or N, R), or None where all have all."""
         gaps = self._sizes == 0
         return gaps if bool(gaps.any()) else None
 

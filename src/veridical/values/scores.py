@@ -326,11 +326,11 @@ def _finite_or_flagged(values: Tensor, flags: dict[str, Tensor]) -> tuple[Tensor
     """Infinity becomes NaN, and every NaN gets a flag that says why."""
     if bool(values.isfinite().all()):
         return values, flags
-    told = torch.zeros_like(values, dtype=torch.bool)
+    explained = torch.zeros_like(values, dtype=torch.bool)
     for mask in flags.values():
-        told |= mask.to(told.device)
+        explained |= mask.to(explained.device)
     infinite = values.isinf()
-    found = {BEYOND: infinite, ABSENT: values.isnan() & ~told}
+    found = {BEYOND: infinite, ABSENT: values.isnan() & ~explained}
     more = {reason: mask for reason, mask in found.items() if bool(mask.any())}
     return values.masked_fill(infinite, torch.nan), {**flags, **more}
 

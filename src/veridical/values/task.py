@@ -22,7 +22,7 @@ from veridical.models.adapters import adapt, readapted
 from veridical.models.dataframes import FrameCodec, as_pandas, is_frame
 from veridical.models.embeddings import TOKEN_IDS, EmbeddingView, embedding_layer
 from veridical.models.estimators import class_names, one_target
-from veridical.models.output_heads import Head, Response, first_answer, two_columns
+from veridical.models.output_heads import Head, Response, first_outputs, two_columns
 from veridical.models.plan import MIN_ROWS, Plan, memory_budget, most_rows
 from veridical.models.predictor import CountedModel, Output, Predictor, Side, call, plain_output, take_side
 from veridical.models.private_copy import Copier, Snapshot, trains
@@ -93,7 +93,7 @@ class Task:
     train_side : Tensor, tuple or mapping
         The same of the reference rows.
     head : {"multiclass", "multilabel", "regression", "generation"}, optional
-        What outputs are; by default told from one answer.
+        What outputs are; by default read from the outputs for one row.
     output : callable or int, optional
         Picks the outputs out of what the model returns, or one of several targets.
     ids : sequence or Tensor, optional
@@ -147,9 +147,9 @@ class Task:
     _plan_given: bool
     _targets_given: bool
     noise_share: float = 0.0
-    """How far along a noise path this world lies: 0 unperturbed, 1 at the path's end."""
+    """How far along a noise path this perturbed task lies: 0 unperturbed, 1 at the path's end."""
     members: Task | None = None
-    """Where samples stand for classes: the rows by which the model's movement on each class is judged."""
+    """Where samples stand for classes: the rows by which the model's movement on each class is measured."""
 
     @checked
     def __init__(
@@ -220,12 +220,12 @@ class Task:
         source = Snapshot(module, copy, module is not model, model)
         if module is model and any(map(trains, module.modules())) and behaves_otherwise(module):
             warnings.warn(
-                "the model is in training mode, where dropout or batch normalisation make its answers "
-                "random; it is asked in eval mode here, and stays as it is",
+                "the model is in training mode, where dropout or batch normalisation make its outputs "
+                "random; it is evaluated in eval mode here, and stays as it is",
                 VeridicalWarning,
                 stacklevel=2,
             )
-        put["head"], put["n_outputs"], plan = first_answer(
+        put["head"], put["n_outputs"], plan = first_outputs(
             source, raw, rows[:2], take_side(self.side, slice(0, 2)), plan, head or implied
         )
         put["predictor"] = Predictor(source, two_columns(raw, self.head), place, plan, differentiable)
@@ -306,8 +306,8 @@ class Task:
         """The output explained in each sample: given, or the prediction."""
         if self.undecided:
             raise InputError(
-                f"the model answers {self.n_outputs} quantities, and one of them is explained: say which "
-                "with targets=0 (or 1, ..., or one number per sample)"
+                f"the model has {self.n_outputs} quantities as outputs, and one of them is explained: choose "
+                "it with targets=0 (or 1, ..., or one number per sample)"
             )
         return self.predictions if self._targets is None else self._targets
 
@@ -318,7 +318,7 @@ class Task:
         return outputs.softmax(-1) if self.head == "multiclass" else outputs.sigmoid()
 
     def respond(self, outputs: Tensor, response: Response = "probability") -> Tensor:
-        """The numbers metrics look at: probabilities, or the outputs as they are.
+        """The numbers that metrics read: probabilities, or the outputs as they are.
 
         Of a generation they are one column; the other one says how many tokens are kept.
         """
@@ -335,17 +335,17 @@ class Task:
         """Run the model by hand: `with task.session(grad=True) as model: model(x, ...)`. Rows count."""
         return self.predictor.session(grad)
 
-    def uncounted(self, ask: Callable[[], Any]) -> Any:
+    def uncounted(self, evaluate: Callable[[], Any]) -> Any:
         """Ask the model outside the meter: what a task or a check of ours wants to know is nobody's cost."""
         tally = self.predictor.meter.here
         before = tally.forward, tally.backward
         try:
-            return ask()
+            return evaluate()
         finally:
             tally.forward, tally.backward = before
 
     def chunks(self, rows_per_sample: int = 1) -> Iterator[Task]:
-        """The task in pieces that fill one chunk each when every sample asks `rows_per_sample` rows."""
+        """The task in pieces that fill one chunk each when every sample takes `rows_per_sample` rows."""
         size = max(1, self.predictor.rows // max(1, rows_per_sample))
         if size >= len(self):
             return iter([self])
@@ -388,7 +388,7 @@ class Task:
         )
 
     def content_hash(self) -> str:
-        """A digest of everything that decides what the model answers here."""
+        """A digest of everything that decides the outputs here."""
         side = self.side if isinstance(self.side, dict) else dict(enumerate(self.side))
         tensors = {
             "inputs": self.inputs,
@@ -455,7 +455,7 @@ class Task:
     def with_weights(self, weights: Mapping[str, Tensor] | Weights) -> Task:
         """The same task under other weights: tensors by parameter name, or anything that writes them.
 
-        They are written into a private copy of the model whenever this task is asked.
+        They are written into a private copy of the model whenever this task is evaluated.
         """
         predictor = self.predictor
         if isinstance(weights, Mapping):
@@ -463,7 +463,7 @@ class Task:
         return self.changed(predictor=predictor.with_weights(weights))
 
     def with_module(self, module: nn.Module, output: Output | None = None) -> Task:
-        """The same task answered by another module (a fine-tuned one, say); targets stay."""
+        """The same task with another module as its model (a fine-tuned one, say); targets stay."""
         old = self.predictor
         new = replace(
             old, source=Snapshot(module, meter=old.meter), output=output or old.output, weights=None, wraps=()

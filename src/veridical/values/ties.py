@@ -73,7 +73,7 @@ def _within(tied: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TieOrders:
-    """The rankings that tied maps are judged by; `counts` (N,) says how many a sample has, 1 to 8.
+    """The rankings that tied maps are scored by; `counts` (N,) says how many a sample has, 1 to 8.
 
     Exactly all where there are at most 8, else 8 keyed draws; one where hardly any pair is tied. Runs of
     features none of which `matters` (N, V) are left as they are: removing them changes nothing in any order.
@@ -82,12 +82,12 @@ class TieOrders:
     explanation: Explanation
     counts: Tensor
     each: tuple[int, ...]
-    """The counts once more, on the host: looked at once, as every look waits for a GPU."""
+    """The counts once more, on the host: read once, as that waits for a GPU."""
     _tied: Tensor
     _every: Tensor
     mirrored: bool = False
     """Whether the later half of the draws turns the ties of the earlier half round: a map and its inverse are
-    then judged by the same rankings, read forwards and backwards."""
+    then scored by the same rankings, read forwards and backwards."""
 
     @property
     def most(self) -> int:
