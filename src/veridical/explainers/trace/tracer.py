@@ -259,7 +259,11 @@ def _on_a_copy(func: Callable[..., Any]) -> Callable[..., Any]:
 
 def traced_outputs(task: Task, tracer: Tracer) -> Tensor:
     """The outputs of the tracer's rows beside the task's side inputs; inside a session of the task."""
-    return tracer.run(lambda: call(task.predictor.view, tracer.x, task.side))
+    after = task.predictor.after
+    # what is done to the outputs at last is no part of the model
+    view = task.predictor.view if after is None else replace(task.predictor, after=None).view
+    outputs = tracer.run(lambda: call(view, tracer.x, task.side))
+    return outputs if after is None else after(tracer.x, outputs)
 
 
 @dataclass(frozen=True)
