@@ -198,15 +198,14 @@ def estimate(task: Task, explainers: Iterable[str], *, perturbed_models: int = 0
         Rows forward and backward at most, seconds per row, minutes, and notes.
     """
     counts = task.space.counts(len(task))
-    few = counts <= FEW_FEATURES
-    forward = int((2 ** counts[few].clamp(max=FEW_FEATURES)).sum())
-    backward, notes = 0, []
-    many = task[(~few).nonzero()[:, 0]] if bool((~few).any()) else None
+    few, notes = counts <= FEW_FEATURES, []
+    forward, backward = int((2 ** counts[few]).sum()), 0
+    many = None if bool(few.all()) else task[~few]
     if many is not None:
         notes.append(
-            f"{int((~few).sum())} of {len(task)} samples have more than {FEW_FEATURES} {task.space.kind}s "
-            f"(up to {int(counts.max())}), too many for a table of all subsets: masks are drawn, and each "
-            "metric evaluates its own, which is not counted here"
+            f"{len(many)} of {len(task)} samples have more than {FEW_FEATURES} {task.space.kind}s (up to "
+            f"{int(counts.max())}), too many for a table of all subsets: masks are drawn, and each metric "
+            "evaluates its own, which is not counted here"
         )
     for made in map(explainers_by_name.make, explainers):
         reason = made.inapplicable_reason(task)

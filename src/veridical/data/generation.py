@@ -18,7 +18,7 @@ from veridical.data.prompt_texts import (
     Units,
     check_fitting,
     continued,
-    most_tokens,
+    max_tokens,
     read_prompts,
     tokenized,
 )
@@ -75,7 +75,7 @@ class Generation(Task):
     Raises
     ------
     InputError
-        Where the model is not causal, or a unit that is off is not to it what it is said to be.
+        Where the model is not causal, or does not follow what `off` means.
     """
 
     prompts: tuple[Prompt, ...]
@@ -108,7 +108,7 @@ class Generation(Task):
         read = read_prompts(tokenizer, prompts, questions, units, spans)
         check_fitting(model, read, [[0]] * len(read), length)
         if answers is None:
-            texts: list[Any] = generated(model, tokenizer, read, new_tokens, most_tokens(model, length))
+            texts: list[Any] = generated(model, tokenizer, read, new_tokens, max_tokens(model, length))
         else:
             texts = _one_each(answers, len(read), "answers")
         rows = zip(
@@ -365,19 +365,19 @@ def evaluated(task: Generation, gates: Tensor, side: Side) -> tuple[Tensor, Tens
         for at in range(0, len(gates), task.predictor.rows):
             some = slice(at, at + task.predictor.rows)
             found.append(model.answers(gates[some], take_side(side, some)))  # type: ignore[arg-type]
-    response, said, own = (torch.cat(part) for part in zip(*found, strict=True))
-    return response, said, own
+    response, predicted, own = (torch.cat(part) for part in zip(*found, strict=True))
+    return response, predicted, own
 
 
 def learn_predictions(task: Generation) -> None:
-    """Ask once what the model itself would say at each place of the answers; its outputs are then known."""
-    total, said, _ = evaluated(task, task.inputs, task.side)
+    """Evaluate once what the model predicts at each place of the answers; its outputs are then known."""
+    total, predicted, _ = evaluated(task, task.inputs, task.side)
     check_finite(total[:, None])
     outputs = torch.stack([total, torch.ones_like(total)], 1)
-    task.__dict__.update(side={**task.side, "predicted": said}, known_outputs=outputs)  # type: ignore[dict-item]
+    task.__dict__.update(side={**task.side, "predicted": predicted}, known_outputs=outputs)  # type: ignore[dict-item]
 
 
-# --- whether a model does with prompts what is said of it -----------------------------------------------
+# --- whether a model follows what off means -------------------------------------------------------------
 
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
 """What configurations call the number of tokens that a layer looks back."""
@@ -386,7 +386,7 @@ _APART = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.1}
 
 
 def check_exact(task: Generation) -> None:
-    """Refuse a model that is not causal, or to which a unit that is off is not what it is said to be.
+    """Refuse a model that is not causal, or that does not follow what `off` means.
 
     A padded prompt is evaluated without padding; one whose first unit is off with the token in its place,
     or shortened in fact.

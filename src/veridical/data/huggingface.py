@@ -122,7 +122,7 @@ class TextReader:
         self.length = min(length, *limits)
 
     def padded(self, texts: list[str], length: int | None = None) -> Tensor:
-        """Token ids, as long as the longest text or as said."""
+        """Token ids, as long as the longest text or of this length."""
         tokens: Tensor = self.tokenizer(
             texts,
             padding=True if length is None else "max_length",

@@ -169,7 +169,7 @@ class ImageReader:
 
 
 def rule_for(model: LoadedModel, given: dict[str, Any] | None) -> ImageReader:
-    """How images are read for this model: as said, as a file beside it says, or as an ONNX model declares."""
+    """How this model's images are read: as given, as a file beside it says, or as an ONNX model declares."""
     if given is not None:
         if "size" not in given:
             raise InputError("image= needs at least the size, such as {'size': 224}")

@@ -19,7 +19,7 @@ from veridical.values.input_checks import as_tensor, checked_space
 from veridical.values.task import Task
 
 EXACT = 2**24
-"""Whole numbers up to here stay what they are beside numbers of 32 bits."""
+"""Integers up to here stay what they are beside numbers of 32 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ def from_parts(model: Any, parts: Mapping[str, Any], *, by_name: bool = False, *
     spaces = {name: checked_space(_space(part), rows[name]) for name, part in given.items()}
     whole = [not own.is_floating_point() for own in rows.values()]
     if any(whole) and not all(whole) and any(int(own.abs().max()) > EXACT for own in rows.values()):
-        raise InputError(f"whole numbers beyond {EXACT} are not exact beside fractions; number them anew")
+        raise InputError(f"integers beyond {EXACT} are not exact beside floats; number them anew")
     settings = {
         "name": " and ".join(given),
         "space": _joined(spaces, len(rows[next(iter(rows))])),
@@ -125,7 +125,7 @@ class Split:
     """Takes rows (N, elements) apart into the inputs of a model."""
 
     shapes: tuple[tuple[str, tuple[int, ...], bool], ...]
-    """Of each part its name, the shape of one entry, and whether it holds whole numbers."""
+    """Of each part its name, the shape of one entry, and whether it holds integers."""
 
     def __call__(self, rows: Any) -> dict[str, Any]:
         out, at = {}, 0

@@ -58,7 +58,7 @@ def row_ids() -> Tensor:
 def task_of(
     model: nn.Module, data: Data, name: str, samples: int | None, seed: int, **extra: Any
 ) -> tuple[Task, Tensor]:
-    """The task on synthetic rows (zero fill unless said otherwise), and which rows it evaluates."""
+    """The task on synthetic rows (zero fill by default), and which rows it evaluates."""
     extra.setdefault("fill", Zero())
     task = assemble(model.eval(), data, f"known/{name}", samples, seed, **extra)
     return task, pick(data, f"known/{name}", samples, seed)

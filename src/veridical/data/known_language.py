@@ -82,13 +82,13 @@ def prompt_task(samples: int | None = None, seed: int = 0, off: Off = "fill") ->
     speakers, colours, place = drawn_sentences(ids)
     texts = written(speakers, colours)
     behind = (place + 1) % SENTENCES
-    said, foils = (_words(colours.gather(1, at[:, None])[:, 0]) for at in (place, behind))
+    answers, foils = (_words(colours.gather(1, at[:, None])[:, 0]) for at in (place, behind))
     here = torch.nn.functional.one_hot(place, SENTENCES).bool()
     task = Generation(
         prompt_model(),
         WordTokenizer(PROMPT_WORDS),
         [" ".join(parts) + " " for parts in texts],
-        said,
+        answers,
         foils=foils,
         questions=["So it is "] * len(texts),
         off=off,
@@ -113,10 +113,10 @@ def drawn_sentences(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     key = Key(0) / "known" / "prompt"
     speakers = keyed.permutation(key / "speakers", ids, 0, len(SPEAKERS) - 1)[:, :SENTENCES] + 1
     place = keyed.integers(key / "place", ids, 0, 1, SENTENCES)
-    said = keyed.integers(key / "said", ids, 0, 1, len(COLOURS))
+    named = keyed.integers(key / "said", ids, 0, 1, len(COLOURS))
     apart = 1 + keyed.integers(key / "others", ids, 0, SENTENCES, len(COLOURS) - 1)
-    colours = (said + apart) % len(COLOURS)
-    return speakers.scatter(1, place, 0), colours.scatter(1, place, said), place[:, 0]
+    colours = (named + apart) % len(COLOURS)
+    return speakers.scatter(1, place, 0), colours.scatter(1, place, named), place[:, 0]
 
 
 def written(speakers: Tensor, colours: Tensor) -> list[list[str]]:
@@ -208,7 +208,7 @@ def drawn_pairs(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     key = Key(0) / "known" / "induction"
     keys = 1 + keyed.permutation(key / "keys", ids, 0, NAMES)
     values = 1 + NAMES + keyed.permutation(key / "values", ids, 0, NUMBERS)
-    asked = keyed.integers(key / "asked", ids, 0, 1, PAIRS)
+    repeated = keyed.integers(key / "asked", ids, 0, 1, PAIRS)
     pairs = torch.stack([keys[:, :PAIRS], values[:, :PAIRS]], 2).flatten(1)
-    rows = torch.cat([torch.zeros_like(asked), pairs, keys.gather(1, asked)], 1)
-    return rows, 1 + 2 * asked[:, 0], torch.stack([values[:, PAIRS], keys[:, PAIRS]], 1)
+    rows = torch.cat([torch.zeros_like(repeated), pairs, keys.gather(1, repeated)], 1)
+    return rows, 1 + 2 * repeated[:, 0], torch.stack([values[:, PAIRS], keys[:, PAIRS]], 1)

@@ -21,7 +21,7 @@ from veridical.data.model_files import HUB, Kind, LoadedModel, load_model
 from veridical.data.onnx_models import OnnxFunction
 from veridical.data.prompt_files import from_prompts, is_language_model
 from veridical.data.tables import (
-    MOST_WORDS,
+    MAX_WORDS,
     Labels,
     WordFunction,
     column_space,
@@ -201,7 +201,7 @@ _KINDS = {"arrays": "arrays", "table": "a table", "images": "a folder of images"
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Data, reference data, the rows that were drawn, and what the user said about them."""
+    """Data, reference data, the rows that were drawn, and what the user stated about them."""
 
     data: Examples
     reference: Examples | None
@@ -390,7 +390,7 @@ def _from_words(loaded: LoadedModel, request: Request) -> Task:
     """The task of an estimator that begins with a vectoriser: a removed word is left out of the text."""
     texts, given, train, train_given = request.texts()
     labels = Labels.of(given, train_given, class_names(loaded.model), request.classes)
-    split, known = ([text.split()[:MOST_WORDS] for text in each or ()] for each in (texts, train))
+    split, known = ([text.split()[:MAX_WORDS] for text in each or ()] for each in (texts, train))
     empty = [row for row, words in enumerate(split) if not words]
     if empty:
         raise InputError(f"{len(empty)} texts have no word at all (first: {empty[:5]}); leave them out")
@@ -437,7 +437,7 @@ CLOSE = 1e-3
 
 
 def log_probabilities(answer: object) -> Tensor:
-    """The logarithm of a model's probabilities: their softmax is what the model said."""
+    """The logarithm of a model's probabilities: their softmax gives them back."""
     return plain_output(answer).clamp(min=SMALLEST).log()
 
 

@@ -25,7 +25,7 @@ FLOAT_TYPES = ("tensor(float)", "tensor(double)", "tensor(float16)")
 class OnnxFunction:
     """An ONNX model as a function of arrays; one made for a fixed batch gets batches of that size.
 
-    The response is the output of that name; by default the first that holds numbers with fractions.
+    The response is the output of that name; by default the first of floats.
     """
 
     def __init__(self, path: str | Path, output_name: str | None = None) -> None:
@@ -50,7 +50,7 @@ class OnnxFunction:
         offered = {output.name: output.type for output in self.session.get_outputs()}
         if output_name is not None and output_name not in offered:
             raise InputError(f"the model has outputs {list(offered)}, not '{output_name}'")
-        # classifiers often give a label first, and no response is read from whole numbers
+        # classifiers often give a label first, and no response is read from integers
         scores = [name for name, kind in offered.items() if kind in FLOAT_TYPES]
         self.output_name = output_name or next(iter(scores or offered))
         batch = self.inputs[0].shape[0] if self.inputs[0].shape else None

@@ -65,10 +65,8 @@ def _given(data: Any) -> list[tuple[str, dict[str, Any]]]:
         raise InputError(
             f"a language model takes prompts: a .jsonl file, or a list; got {type(data).__name__}"
         )
-    return [
-        (f"prompt {number}", dict(row) if isinstance(row, Mapping) else {"prompt": row})
-        for number, row in enumerate(data)
-    ]
+    rows = [dict(row) if isinstance(row, Mapping) else {"prompt": row} for row in data]
+    return [(f"prompt {number}", row) for number, row in enumerate(rows)]
 
 
 def _spans(where: str, prompt: Any, units: Any) -> list[tuple[int, int]]:

@@ -320,7 +320,7 @@ def _chat(
 # --- limits of a model ----------------------------------------------------------------------------------
 
 
-def most_tokens(model: nn.Module, length: int | None) -> int | None:
+def max_tokens(model: nn.Module, length: int | None) -> int | None:
     """How many tokens the model reads at most: what the caller says or its configuration, the less."""
     config = getattr(model, "config", None)
     stated = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
@@ -334,7 +334,7 @@ def check_fitting(
 
     Before answers are known, one token of each is: a model must not be given more than it can read.
     """
-    most = most_tokens(model, length)
+    most = max_tokens(model, length)
     known = _vocabulary(model)
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if most is not None and len(prompt.ids) + len(answer) > most:

@@ -247,7 +247,7 @@ def one_hot(codec: FrameCodec, frame: pd.DataFrame) -> Tensor:
 
 # --- texts ----------------------------------------------------------------------------------------------
 
-MOST_WORDS = 256
+MAX_WORDS = 256
 """Words of a text that are explained; what comes after them is cut off."""
 
 
