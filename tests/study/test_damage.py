@@ -162,9 +162,11 @@ def test_a_changed_study_file_is_found_and_resume_says_so(folder: Path, caplog) 
     assert "lacks its study.yaml" in studies.verify(folder).problems[0]
 
 
-@pytest.mark.parametrize("data", [{}, [], {"name": 3}, "text"])
+@pytest.mark.parametrize("data", [{}, [], {"name": 3}, "text", {"shards": 0}, {"seeds": [1]}])
 def test_a_plan_of_odd_content_is_a_sentence(folder: Path, data: Any) -> None:
-    (folder / "plan.json").write_bytes(files.pack_json(data, "plan", 4))
+    whole = json.loads((folder / "plan.json").read_text())["data"]
+    changed = {**whole, **data} if isinstance(data, dict) and data else data
+    (folder / "plan.json").write_bytes(files.pack_json(changed, "plan", 4))
     assert "plan.json is damaged" in studies.verify(folder).problems[0]
     assert resume(folder).status().complete
 

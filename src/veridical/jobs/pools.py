@@ -139,8 +139,10 @@ class Processes(Executor):
         """End all processes, whatever they are doing: what they have not given back is done again."""
         with _STARTING:
             self._closed = True
-            for worker in list(self._workers.values()):
-                worker.process.kill()
+            workers = list(self._workers.values())
+        for worker in workers:
+            worker.process.kill()
+            worker.pool.shutdown(wait=wait)
         self._threads.shutdown(wait, cancel_futures=True)
 
 

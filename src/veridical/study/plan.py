@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from veridical.errors import FormatError, VeridicalError
 from veridical.explainers import Explainer
@@ -269,8 +269,10 @@ def read_plan(store: Store) -> StudyPlan:
     made = store.exists("study.yaml")
     again = "veridical resume makes it again" if made else "there is no study.yaml to make it from"
     try:
-        return StudyPlan.model_validate(store.read_json(FILE, KIND, FORMAT))
-    except (FormatError, ValidationError) as error:
+        plan = StudyPlan.model_validate(store.read_json(FILE, KIND, FORMAT))
+        next(plan.groups(), None)  # what fits together is found by using it
+        return plan
+    except (ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise FormatError(f"{store.url}/{FILE} is damaged ({error}); {again}") from None
     except FileNotFoundError:
         raise FormatError(f"{store.url} holds no study (there is no {FILE}); {again}") from None
