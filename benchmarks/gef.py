@@ -28,6 +28,7 @@ import torch
 import veridical as vd
 from benchmarks.networks import lenet, resnet18
 from benchmarks.timing import Timing, seconds, table
+from replications.gef.run import metric_of
 from veridical.models.predictor import memory_budget
 
 PATH = (0.001, 0.5, 1.0, 1.5, 2.0)
@@ -97,7 +98,7 @@ def overheads(network: str, samples: int, rounds: int, device: str) -> list[Timi
     for form in FORMS:
         # one draw and step of the costliest form are 105 worlds, work enough to time
         size = {"draws": 1, "steps": 1} if form == "jacobian" else {}
-        metric = vd.gef.GEF(form=form, path=PATH, **size)  # type: ignore[arg-type]
+        metric = metric_of(form)(form=form, path=PATH, **size)  # type: ignore[arg-type]
         cost = vd.score(metric, task, "gradient").cost
         evaluations = bare(task, cost)
         evaluations()
@@ -123,7 +124,7 @@ def published(folder: Path, rounds: int) -> list[dict[str, Any]]:
     task = mnist(16)
     out: list[dict[str, Any]] = []
     for form, printed in (("fast", 11.0), ("reference", 325.0), ("arc", 325.0)):
-        metric = vd.gef.GEF(form=form)  # type: ignore[arg-type]
+        metric = metric_of(form)(form=form)  # type: ignore[arg-type]
         search = seconds(lambda m=metric: m.noise_path(task), task.device)
         vd.score(metric, task, "gradient")
         each = [seconds(lambda m=metric: vd.score(m, task, "gradient"), task.device) for _ in range(rounds)]

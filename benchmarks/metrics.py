@@ -81,7 +81,7 @@ def settings(size: str, brief: bool = False) -> dict[str, dict[str, object]]:
             "infidelity": {"draws": 8},
             "faithfulness_correlation": {"runs": 8},
             "smooth_mprt": {"noise_draws": 1},
-            "gef": {"draws": 1},
+            "fast_gef": {"draws": 1},
         }
     two: dict[str, object] = {"draws": 2}
     return {

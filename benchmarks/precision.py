@@ -18,7 +18,15 @@ from benchmarks.metrics import settings, tasks
 from benchmarks.timing import seconds
 from veridical.metrics import ExplainerMetric, registry
 
-METRICS = ("pixel_flipping", "faithfulness_correlation", "max_sensitivity", "mprt", "gef", "deletion", "road")
+METRICS = (
+    "pixel_flipping",
+    "faithfulness_correlation",
+    "max_sensitivity",
+    "mprt",
+    "fast_gef",
+    "deletion",
+    "road",
+)
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ LOOSE_METRICS = ("road",)
 """Metrics whose arithmetic may change its order: ROAD's linear systems."""
 LOOSE_EXPLAINERS = ("kernel_shap", "lime")
 """Explainers that solve least squares."""
-GEF = ("gef", "gef_iso")
+GEF = ("fast_gef", "gef", "gef_iso")
 """Metrics that explain the model under many weights: asked of a few explainers only."""
 FEW = ("gradient", "integrated_gradients", "random", "lrp_epsilon", "occlusion", "kernel_shap")
 

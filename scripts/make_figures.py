@@ -79,7 +79,7 @@ def gef_path(task: vd.Task) -> None:
 
 def gef_moves(task: vd.Task) -> None:
     names = ["gradient", "guided_backprop", "random", "constant"]
-    scores = {name: vd.score("gef", task, name) for name in names}
+    scores = {name: vd.score("fast_gef", task, name) for name in names}
     figure, (left, right) = panels(2)
     plot_path(scores, left)
     what = {

@@ -151,7 +151,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     ),
     "quantity out of range": lambda: vd.Task(Ridge().fit(ROWS, np.c_[Y, Y]), ROWS, targets=2),
     "cam of a table": lambda: vd.explain("gradcam", T),
-    "gef of an estimator": lambda: vd.score("gef", vd.Task(CLF, FRAME), "occlusion"),
+    "gef of an estimator": lambda: vd.score("fast_gef", vd.Task(CLF, FRAME), "occlusion"),
     "tree_shap of a network": lambda: vd.explain("tree_shap", vd.Task(NET, X, train=X)),
     "frame of attributions, other columns": lambda: vd.explain(FRAME.add_prefix("z"), vd.Task(CLF, FRAME)),
     "frame of attributions, rows": lambda: vd.explain(FRAME[:2], vd.Task(CLF, FRAME)),

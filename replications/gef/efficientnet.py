@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 import veridical as vd
+from replications.gef.run import metric_of
 from veridical.data.embedded import DEVIATION, MEAN, SIZE, EfficientNetLite0
 from veridical.explainers import as_explainer
 
@@ -181,7 +182,8 @@ def main() -> None:
             print(f"out of time before {form} of {label}", flush=True)
             break
         try:
-            cells.append(cell(task, vd.gef.GEF(form=form, path=given.path, draws=given.draws), label))  # type: ignore[arg-type]
+            metric = metric_of(form)(form=form, path=given.path, draws=given.draws)  # type: ignore[arg-type]
+            cells.append(cell(task, metric, label))
         except vd.errors.VeridicalError as error:
             cells.append({"explainer": label, "form": form, "error message": str(error)})
         print(json.dumps(cells[-1]), flush=True)

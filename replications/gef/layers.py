@@ -12,7 +12,7 @@ from veridical.core.key import Key, as_key
 from veridical.errors import InputError
 from veridical.explainers import Explainer
 from veridical.functional import spearman
-from veridical.gef import GEF, LayerCodes
+from veridical.gef import GEF, FastGEF, LayerCodes
 from veridical.plots import COLOURS, axes
 from veridical.values.scores import Scores
 from veridical.values.task import Task
@@ -78,7 +78,7 @@ def across_layers(
     """
     if not encoders:
         raise InputError("give at least one layer and its encoder")
-    judge = metric or GEF(form="fast", distance="cosine")
+    judge = metric or FastGEF(distance="cosine")
     key = as_key(seed)
     scores, l1, active = {}, {}, {}
     for layer, encoder in encoders.items():

@@ -178,6 +178,11 @@ ABLATION: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
 }
 
 
+def metric_of(form: str) -> type[vd.gef.GEF]:
+    """The metric that takes a form."""
+    return vd.gef.FastGEF if form == "fast" else vd.gef.GEF
+
+
 def ablation(samples: int) -> dict[str, Any]:
     """Figures A.1 and A.8: score, spread and seconds over Z, M, T and K, the others at 5."""
     tasks = {"Avila": avila(samples), "MNIST": mnist(samples)}
@@ -191,7 +196,7 @@ def ablation(samples: int) -> dict[str, Any]:
                     continue
                 path = even_levels(ends[where], value if what == "levels" else 5)
                 other = {} if what == "levels" else {what: value}
-                metric = vd.gef.GEF(form=form, path=path, **other)
+                metric = metric_of(form)(form=form, path=path, **other)
                 start = time.perf_counter()
                 scores = vd.score(metric, tasks[where], explainer(who))
                 cell = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,7 @@ FORMS: dict[str, vd.gef.GEF] = {
     "arc": vd.gef.GEF(form="arc", path="published"),
     "iso": IsoSigma(path="published"),
 }
-SINGLE: dict[str, vd.gef.GEF] = {
-    form: vd.gef.GEF(form=form, path="published", draws=1)  # type: ignore[arg-type]
-    for form in ("reference", "fast")
-}
+SINGLE: dict[str, vd.gef.GEF] = {form: replace(FORMS[form], draws=1) for form in ("reference", "fast")}
 """As figure A.9 was made: one draw."""
 AGAIN = " again"
 

@@ -73,7 +73,7 @@ def test_controls_given_as_methods_are_called_out():
         "honest": "trusted", "size": "not trusted", "noise": "not trusted", "moving": "not trusted",
     }  # fmt: skip
     # GEF, which decided once, prefers the noise that moves
-    q = {who: result.evaluation.scores[who, "gef"].mean() for who in ("honest", "moving")}
+    q = {who: result.evaluation.scores[who, "fast_gef"].mean() for who in ("honest", "moving")}
     assert q["moving"] > 0.3
     text = " ".join(result.sentences)
     assert "Do not trust" in text

@@ -86,7 +86,7 @@ def test_gradients_go_through_parts_of_fractions() -> None:
     pooled = vd.Space.patches((1, 4, 4), 2).pool(image.grad)
     torch.testing.assert_close(found["image"], pooled)
     torch.testing.assert_close(found["table"], table.grad)
-    assert float(vd.score("gef", task, "gradient").mean()) > 0.5
+    assert float(vd.score("fast_gef", task, "gradient").mean()) > 0.5
 
 
 @pytest.mark.parametrize("by_name", [False, True])

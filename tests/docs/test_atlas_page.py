@@ -27,7 +27,7 @@ def test_the_page_is_made_from_the_data():
 
 def test_every_metric_is_in_it_or_newer_than_it():
     known = {row["metric"] for row in vd.atlas.load(HOME).rows}
-    assert {"pixel_flipping", "sparseness", "gef"} <= known
+    assert {"pixel_flipping", "sparseness", "fast_gef"} <= known
     assert known - {name for name in known if ":" in name} <= set(vd.list_metrics())
 
 

@@ -100,7 +100,7 @@ def test_nothing_is_fetched_from_elsewhere(pages: dict[Path, Page]) -> None:
 
 
 def test_formulas_are_drawn_and_no_sign_of_their_source_is_left(site: Path) -> None:
-    for name in ("pixel_flipping", "gef", "infidelity"):
+    for name in ("pixel_flipping", "fast_gef", "infidelity"):
         text = (site / "metrics" / name / "index.html").read_text("utf-8")
         assert "<math" in text
         assert "$`" not in text

@@ -305,7 +305,7 @@ def test_a_data_frame_of_attributions_is_read_by_its_columns() -> None:
 def test_finished_maps_can_be_explained_too() -> None:
     assert vd.explain(np.ones((6, 3)), table()).values.shape == (6, 3)
     with pytest.raises(InputError, match="explains again under noise"):
-        vd.score("gef", other_packages_network(), np.ones((6, 3)))
+        vd.score("fast_gef", other_packages_network(), np.ones((6, 3)))
 
 
 class Told:

@@ -35,7 +35,7 @@ ODD: tuple[Any, ...] = (
 )
 MODEST = tuple(v for v in ODD if not (isinstance(v, int) and abs(v) > 100) and v is not len)
 """Values to compute with: a billion draws are a wish, and a user's function may raise what it likes."""
-TOO_LONG = {"gef", "sufficiency_necessity"}
+TOO_LONG = {"fast_gef", "gef", "sufficiency_necessity"}
 """Methods that take long by nature; their settings are tried, their work is not."""
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.reference.gef import of_form
 from tests.reference.small_models import mlp
 from veridical.gef import FastGEF, find_path, incomplete, log_weight_noise
 
@@ -38,7 +39,7 @@ def test_the_path_ends_before_answers_overflow(layers: int, dtype: torch.dtype) 
     path = find_path(task)
     assert path.reason in ("chance", "plateau", "answers beyond are not finite")
     assert path.sigma_max < 10
-    scores = vd.score("gef", task, "gradient")
+    scores = vd.score("fast_gef", task, "gradient")
     assert bool(scores.values.isfinite().all())
     assert scores.provenance["perturbation_log"]["models_dropped"] == 0
 
@@ -59,7 +60,7 @@ class Overflows(nn.Module):
 def test_a_draw_that_overflows_is_dropped_and_counted(form: str) -> None:
     torch.manual_seed(0)
     task = vd.Task(Overflows(), torch.randn(6, 4))
-    metric = vd.gef.GEF(form=form, path=(0.1, 0.3, 0.6), draws=12, steps=2)  # type: ignore[arg-type]
+    metric = of_form(form, path=(0.1, 0.3, 0.6), draws=12, steps=2)
     scores = vd.score(metric, task, "gradient")
     dropped = scores.provenance["perturbation_log"]["models_dropped"]
     assert 0 < dropped < 12

@@ -12,15 +12,15 @@ from tests.reference.gef import fast_gef, mean_code, noisy, sparse_code
 from veridical.concepts import Concepts, Dictionary, Head
 from veridical.core import key as keyed
 from veridical.gef import (
-    GEF,
     ConceptRelevance,
+    FastGEF,
     LayerCodes,
     layer_activations,
 )
 from veridical.testing import tiny_task
 
 PATH = (0.02, 0.05, 0.1, 0.2, 0.3)
-COSINE = GEF(path=PATH, draws=3, distance="cosine")
+COSINE = FastGEF(path=PATH, draws=3, distance="cosine")
 
 
 def dictionary(width: int, dimension: int, activation: str, key: int = 3) -> Dictionary:
@@ -55,7 +55,7 @@ def test_identity_codes_of_a_linear_model_move_exactly_as_it_does() -> None:
     task = linear_task()
     codes = LayerCodes(identity(3), "0")
     assert torch.allclose(codes(task).values, task.outputs)
-    metric = GEF(path=PATH, draws=4, normalise=False, model_distance="outputs")
+    metric = FastGEF(path=PATH, draws=4, normalise=False, model_distance="outputs")
     scores = vd.score(metric, task, codes)
     assert torch.allclose(scores.values, torch.ones(len(task), dtype=torch.float64))
     gone = scores.details["explanation_distortion"] - scores.details["model_distortion"]
@@ -100,7 +100,7 @@ def follows_the_model(encoder: Callable[[Tensor], Tensor] | Dictionary, width: i
     """Whether codes score well above nothing and none is flagged as still."""
     task = tiny_task("image", 24)
     codes = LayerCodes(encoder, "second_relu", width=width)
-    scores = vd.score(GEF(path=PATH, draws=5, distance="cosine"), task, codes)
+    scores = vd.score(FastGEF(path=PATH, draws=5, distance="cosine"), task, codes)
     return scores.mean(skip_nan=True) > 0.4 and not scores.flagged
 
 
@@ -161,7 +161,7 @@ def test_gef_judges_concepts(relevance: str) -> None:
         Head(head.weight, head.bias),  # type: ignore[arg-type]
     )
     codes = ConceptRelevance(held, "2", relevance=relevance)  # type: ignore[arg-type]
-    scores = vd.score(GEF(path=PATH, draws=5), task, codes)
+    scores = vd.score(FastGEF(path=PATH, draws=5), task, codes)
     assert scores.mean(skip_nan=True) > 0.2
     assert scores.provenance["explainer"]["relevance"] == relevance
 

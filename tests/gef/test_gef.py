@@ -51,13 +51,13 @@ def linear_task(samples: int = 6, features: int = 8) -> vd.Task:
 
 
 def test_weights_of_a_linear_model_score_one_when_averaged_first() -> None:
-    metric = GEF(normalise=False, mean_then_correlate=True, draws=500, path=(0.001, 1.0, 2.0))
+    metric = FastGEF(normalise=False, mean_then_correlate=True, draws=500, path=(0.001, 1.0, 2.0))
     scores = vd.score(metric, linear_task(), Weights())
     assert torch.allclose(scores.values, torch.ones(6, dtype=torch.float64))
 
 
 def test_one_direction_makes_every_draw_exact() -> None:
-    metric = GEF(normalise=False, same_direction=True, draws=7, path=(0.001, 0.3, 0.6, 1.0))
+    metric = FastGEF(normalise=False, same_direction=True, draws=7, path=(0.001, 0.3, 0.6, 1.0))
     scores = vd.score(metric, linear_task(), Weights())
     assert torch.equal(scores.values, torch.ones(6, dtype=torch.float64))
 
@@ -65,7 +65,7 @@ def test_one_direction_makes_every_draw_exact() -> None:
 def test_an_exact_explanation_does_not_score_one_per_draw() -> None:
     """Readers must not take the ceiling for quality: fresh draws keep a linear model well below 1."""
     scores = vd.score(
-        GEF(normalise=False, draws=20, path=(0.001, 0.5, 1.0, 1.5, 2.0)), linear_task(40), Weights()
+        FastGEF(normalise=False, draws=20, path=(0.001, 0.5, 1.0, 1.5, 2.0)), linear_task(40), Weights()
     )
     assert 0.5 < scores.mean() < 0.95
 
@@ -101,7 +101,9 @@ def test_random_maps_score_zero_on_average(form: str, bias: float) -> None:
     Over twelve seeds random maps score 0.007, -0.002 and 0.040 there, each +- 0.005.
     """
     task = tiny_task("table", 250)
-    scores = vd.score(GEF(form=form, path=(0.1, 0.3, 0.6, 0.9, 1.2), output_draws=1, steps=2), task, "random")
+    scores = vd.score(
+        reference.of_form(form, path=(0.1, 0.3, 0.6, 0.9, 1.2), output_draws=1, steps=2), task, "random"
+    )
     assert abs(scores.mean() - bias) < 0.05
 
 
@@ -135,7 +137,7 @@ def test_cosine_and_euclidean_agree_on_normalised_maps() -> None:
 
 
 def _distortion(form: str, task: vd.Task, steps: int = 5, **settings: object) -> torch.Tensor:
-    metric = GEF(form=form, steps=steps, path=(0.05, 0.1, 0.2), draws=2, **settings)  # type: ignore[arg-type]
+    metric = reference.of_form(form, steps=steps, path=(0.05, 0.1, 0.2), draws=2, **settings)
     return vd.score(metric, task, "gradient").details["explanation_distortion"]
 
 
@@ -154,7 +156,7 @@ def test_arc_is_at_least_the_chord_and_grows_with_finer_steps() -> None:
 def test_arc_equals_the_chord_where_the_map_is_affine_in_the_weights() -> None:
     task = linear_task()
     path, common = (0.1, 0.5, 1.0), {"normalise": False, "draws": 2}
-    fast = vd.score(GEF(form="fast", path=path, **common), task, Weights())  # type: ignore[arg-type]
+    fast = vd.score(FastGEF(path=path, **common), task, Weights())  # type: ignore[arg-type]
     arc = vd.score(GEF(form="arc", path=path, **common), task, Weights())  # type: ignore[arg-type]
     assert torch.allclose(fast.details["explanation_distortion"], arc.details["explanation_distortion"])
 
@@ -244,7 +246,7 @@ def test_jacobian_reports_its_fit() -> None:
 @pytest.mark.parametrize("form", ["fast", "arc"])
 def test_cost_is_counted(form: str) -> None:
     task = tiny_task("table")
-    metric = GEF(form=form, draws=2, steps=3, path=(0.05, 0.1, 0.2))
+    metric = reference.of_form(form, draws=2, steps=3, path=(0.05, 0.1, 0.2))
     cost = vd.score(metric, task, "gradient").cost
     explanations = 1 + 2 * 3 * (3 if form == "arc" else 1)
     assert cost.backward == len(task) * explanations
@@ -319,9 +321,9 @@ def test_regression_path_ends_where_nothing_is_left_to_predict() -> None:
     "levels", [[0.1, 0.2, 0.3], np.array([0.1, 0.2, 0.3]), torch.tensor([0.1, 0.2, 0.3])]
 )
 def test_a_path_may_be_any_row_of_numbers(levels: object) -> None:
-    metric = GEF(path=levels)  # type: ignore[arg-type]
+    metric = FastGEF(path=levels)  # type: ignore[arg-type]
     assert metric.path == pytest.approx((0.1, 0.2, 0.3))
-    assert GEF.from_json(metric.to_json()) == metric
+    assert FastGEF.from_json(metric.to_json()) == metric
 
 
 def test_input_noise_moves_text_at_its_embeddings() -> None:
@@ -330,23 +332,24 @@ def test_input_noise_moves_text_at_its_embeddings() -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(vd.errors.InputError, match="form is one of"):
-        GEF(form="slow")  # type: ignore[arg-type]
+    for kind, form in ((GEF, "slow"), (GEF, "fast"), (FastGEF, "arc"), (FastGEF, "reference")):
+        with pytest.raises(vd.errors.InputError, match="'fast' is that of FastGEF"):
+            kind(form=form)  # type: ignore[arg-type]
     with pytest.raises(vd.errors.InputError, match="at least 3"):
-        GEF(levels=2)
+        FastGEF(levels=2)
     for name in ("levels", "draws", "steps", "output_draws"):
         for value in (0, -1, 2.5, True):
             with pytest.raises(vd.errors.InputError, match=f"{name} is a whole number|at least 3"):
-                GEF(**{name: value})  # type: ignore[arg-type]
+                FastGEF(**{name: value})  # type: ignore[arg-type]
     for noise in (-1.0, float("nan"), float("inf")):
         with pytest.raises(vd.errors.InputError, match="output_noise is a finite number from 0"):
-            GEF(output_noise=noise)
+            FastGEF(output_noise=noise)
     with pytest.raises(vd.errors.InputError, match="or one of 'isotonic', 'published'"):
-        GEF(path="isotonik")  # type: ignore[arg-type]
+        FastGEF(path="isotonik")  # type: ignore[arg-type]
     for path in ((0.1, 0.3, 0.2), (0.1, 0.1, 0.2), (0.0, 0.1, 0.2), (0.1, 0.2, float("inf"))):
         with pytest.raises(vd.errors.InputError, match="positive and rising"):
-            GEF(path=path)
+            FastGEF(path=path)
     with pytest.raises(vd.errors.InputError, match="holds numbers"):
-        GEF(path=("a", "b", "c"))  # type: ignore[arg-type]
+        FastGEF(path=("a", "b", "c"))  # type: ignore[arg-type]
     with pytest.raises(vd.errors.InputError, match="finished map"):
-        vd.score("gef", tiny_task("table"), torch.rand(9, 6))
+        vd.score("fast_gef", tiny_task("table"), torch.rand(9, 6))

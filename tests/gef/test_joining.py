@@ -42,7 +42,7 @@ def test_one_shard_that_is_not_whole_makes_the_log_so() -> None:
     changed = vd.Scores(
         scores.values,
         scores.direction,
-        "gef",
+        "fast_gef",
         scores.ids,
         provenance={**scores.provenance, "perturbation_log": other},
     )

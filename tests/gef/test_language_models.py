@@ -39,7 +39,7 @@ def planted(units="sentence", samples=2):
 def check(task, name, want):
     """Score, the model's and the explanation's movement are those of the loop."""
     method = IntegratedGradients(steps=4) if name == "integrated_gradients" else name
-    found = vd.score(vd.gef.GEF(path=PATH, draws=DRAWS), task, method)
+    found = vd.score(vd.gef.FastGEF(path=PATH, draws=DRAWS), task, method)
     ours = found.values, found.details["model_distortion"], found.details["explanation_distortion"]
     for own, theirs in zip(ours, want, strict=True):
         torch.testing.assert_close(own, theirs, atol=1e-7, rtol=0)
@@ -85,7 +85,7 @@ def test_heads_with_every_meaning_of_off(off, name):
 def test_methods_that_are_evaluated_together_meet_the_same_worlds():
     """Scores and costs are those of each alone, and every noisy world is drawn once."""
     _, task = planted(samples=3)
-    metric, names = vd.gef.GEF(path=PATH, draws=DRAWS), ["gradient", "saliency", "occlusion"]
+    metric, names = vd.gef.FastGEF(path=PATH, draws=DRAWS), ["gradient", "saliency", "occlusion"]
     log_weight_noise(task)  # it draws for its self-check, once a task
     alone = {name: vd.score(metric, task, name) for name in names}
     with mock.patch.object(drawing, "draw_noise", wraps=drawing.draw_noise) as draw:
@@ -93,5 +93,5 @@ def test_methods_that_are_evaluated_together_meet_the_same_worlds():
     drawn = [name for call in draw.call_args_list for name, _ in call.args[1]]
     assert len(drawn) == DRAWS * len(PATH) * len(list(task.model.parameters()))
     for name in names:
-        assert torch.equal(found.scores[name, "gef"].values, alone[name].values)
-    assert {name: found.scores[name, "gef"].cost for name in names} == {n: alone[n].cost for n in names}
+        assert torch.equal(found.scores[name, "fast_gef"].values, alone[name].values)
+    assert {name: found.scores[name, "fast_gef"].cost for name in names} == {n: alone[n].cost for n in names}

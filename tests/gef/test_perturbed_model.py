@@ -45,7 +45,7 @@ class WeightsThemselves(Explainer):
 def test_a_perturbed_model_that_moves_on_takes_nothing_back(form: str) -> None:
     """Answers and maps may be the weights themselves: what was read of a model is what it was then."""
     task = vd.Task(OwnWeights(), torch.zeros(5, 3, dtype=torch.float64))
-    metric = vd.gef.GEF(form=form, path=PATH, draws=2, steps=3, normalise=False)  # type: ignore[arg-type]
+    metric = weights.of_form(form, path=PATH, draws=2, steps=3, normalise=False)
     found = vd.score(metric, task, WeightsThemselves()).details
     theta = task.model.answer.detach()
     key = vd.core.Key(0) / "gef" / "noise"

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import veridical as vd
+from tests.reference.gef import of_form
 from veridical.gef import DeepViz, Fourier, Maco, class_task
 from veridical.gef.visualisation import METHODS, colours, in_colour, seen_from
 from veridical.testing import tiny_task
@@ -113,7 +114,7 @@ def test_model_distortion_of_a_class_is_the_mean_over_its_rows() -> None:
 @pytest.mark.parametrize("form", ["fast", "arc", "jacobian", "reference"])
 def test_every_form_scores_classes(form: str) -> None:
     on = class_task(tiny_task("image", 40))
-    metric = vd.gef.GEF(form=form, draws=1, steps=2, path=(0.1, 0.3, 0.6))
+    metric = of_form(form, draws=1, steps=2, path=(0.1, 0.3, 0.6))
     scores = vd.score(metric, on, Fourier(steps=3))
     assert bool(scores.values.isfinite().all())
 

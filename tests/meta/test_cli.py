@@ -21,12 +21,12 @@ def run(*words: str) -> str:
 
 
 def test_damage_says_which_metrics_are_admissible_and_why_others_are_not(tmp_path):
-    metrics = ["-m", "pixel_flipping", "-m", "sparseness", "-m", "gef"]
+    metrics = ["-m", "pixel_flipping", "-m", "sparseness", "-m", "fast_gef"]
     said = " ".join(run("damage", "-t", "known/linear", "-n", "12", "-o", str(tmp_path), *metrics).split())
     assert "damage on maps of exact_shapley" in said
     assert "finished maps" in said
     frame = pd.read_csv(tmp_path / "damage.csv").set_index("metric")
-    assert frame["admissible"].to_dict() == {"pixel_flipping": True, "sparseness": False, "gef": False}
+    assert frame["admissible"].to_dict() == {"pixel_flipping": True, "sparseness": False, "fast_gef": False}
     assert (tmp_path / "damage.png").stat().st_size > 1000
 
 

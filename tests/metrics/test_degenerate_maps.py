@@ -80,7 +80,7 @@ def test_metrics_of_texts_flag_them_too() -> None:
 
 def test_gef_flags_each_of_several_methods(task: vd.Task) -> None:
     methods = {"flat": Level(1.0), "true": explainers.make("gradient")}
-    found = registry.make("gef", draws=2).score_all(task, methods)
+    found = registry.make("fast_gef", draws=2).score_all(task, methods)
     assert found["flat"].flags[CONSTANT].tolist() == [True, True, False, True]
     assert CONSTANT not in found["true"].flags
 

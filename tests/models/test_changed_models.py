@@ -74,7 +74,7 @@ def test_changed_parameters_and_buffers_are_refused_at_the_next_question(change:
         with pytest.raises(ModelChangedError):
             late()
     with pytest.raises(ModelChangedError):
-        vd.score("gef", task, "gradient", path=(0.1, 0.5, 1.0), draws=1)
+        vd.score("fast_gef", task, "gradient", path=(0.1, 0.5, 1.0), draws=1)
     if change == "a layer taken away":
         return
     fresh, again = vd.Task(model, X), task.refreshed()

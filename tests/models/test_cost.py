@@ -41,7 +41,7 @@ CALLS = {
     "gradient": lambda task: vd.explain("gradient", task),
     "lrp": lambda task: vd.explain("lrp", task),
     "pixel_flipping": lambda task: vd.score("pixel_flipping", task, MAPS),
-    "gef": lambda task: vd.score("gef", task, "gradient", path=(0.1, 0.4, 0.8), draws=2),
+    "fast_gef": lambda task: vd.score("fast_gef", task, "gradient", path=(0.1, 0.4, 0.8), draws=2),
 }
 MAPS = torch.rand(8, 64, generator=torch.Generator().manual_seed(1))
 

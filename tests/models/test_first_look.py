@@ -89,8 +89,8 @@ def test_a_model_that_writes_into_its_rows_gets_copies(explainer: str) -> None:
     rows = ROWS.clone()
     task, other = vd.Task(writes, rows, fill=0.0), vd.Task(twin, ROWS, fill=0.0)
     assert vd.explain(explainer, task).values.equal(vd.explain(explainer, other).values)
-    for metric, maps in (("pixel_flipping", MAPS), ("rfid_plus", MAPS), ("gef", explainer)):
-        settings = {"path": (0.2, 0.6, 0.9)} if metric == "gef" else {}
+    for metric, maps in (("pixel_flipping", MAPS), ("rfid_plus", MAPS), ("fast_gef", explainer)):
+        settings = {"path": (0.2, 0.6, 0.9)} if metric == "fast_gef" else {}
         assert vd.score(metric, task, maps, **settings).values.equal(
             vd.score(metric, other, maps, **settings).values
         )

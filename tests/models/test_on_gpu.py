@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.reference.gef import of_form
 
 pytestmark = pytest.mark.gpu
 PATH = (0.001, 0.4, 0.8, 1.2, 1.6)
@@ -62,7 +63,7 @@ def test_gef_is_that_of_a_cpu(name: str, form: Any) -> None:
     model = MODELS[name]().eval()
     x = torch.randn(64, 12, 4, generator=torch.Generator().manual_seed(1))
     plan = vd.Plan(rows=64, precision="float32")
-    metric = vd.gef.GEF(form=form, path=PATH)
+    metric = of_form(form, path=PATH)
     here = vd.score(metric, vd.Task(model, x, plan=plan), "gradient")
     there = vd.score(metric, vd.Task(model.cuda(), x.cuda(), plan=plan), "gradient")
     print(f"{name} {form}: cpu {here.mean():.4f} cuda {there.mean():.4f}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.reference.gef import of_form
 from tests.reference.small_models import Convolution, Recurrent, mlp
 from veridical.errors import NotApplicableError
 
@@ -83,7 +84,7 @@ def test_an_explainer_that_reads_weights_scores_as_the_gradient_does() -> None:
     torch.manual_seed(0)
     task = vd.Task(nn.Linear(6, 3), torch.randn(8, 6))
     for form in ("fast", "arc", "reference", "jacobian"):
-        metric = vd.gef.GEF(form=form, path=PATH, draws=2, steps=2, normalise=False)  # type: ignore[arg-type]
+        metric = of_form(form, path=PATH, draws=2, steps=2, normalise=False)
         read, slope = (vd.score(metric, task, method) for method in (weights_of, "gradient"))
         torch.testing.assert_close(read.values, slope.values)
         assert float(read.mean()) > 0.3

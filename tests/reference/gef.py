@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,11 @@ from torch import Tensor, nn
 import veridical as vd
 from veridical.core.key import Key, parameter_noise
 from veridical.functional import round_to_grid
+
+
+def of_form(form: str, **settings: Any) -> vd.gef.GEF:
+    """The metric that takes this form."""
+    return vd.gef.FastGEF(**settings) if form == "fast" else vd.gef.GEF(form=form, **settings)  # type: ignore[arg-type]
 
 
 def noisy(

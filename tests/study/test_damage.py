@@ -23,7 +23,7 @@ STUDY: dict[str, Any] = {
     "name": "first",
     "tasks": [{"name": "known/linear", "samples": 6}],
     "explainers": ["gradient", "random"],
-    "metrics": ["sparseness", {"name": "gef", "settings": {"draws": 2, "levels": 3, "form": "fast"}}],
+    "metrics": ["sparseness", {"name": "fast_gef", "settings": {"draws": 2, "levels": 3, "form": "fast"}}],
     "seeds": [0, 1],
     "plan": {"rows": 8},
 }

@@ -43,7 +43,12 @@ def test_a_metric_of_the_method_needs_no_map(small):
 
 def test_a_preparation_appears_once_for_all_who_need_it(small):
     small["tasks"] = ["known/linear"]
-    small["metrics"] = ["ffid_plus", "ffid_minus", "qge:ffid_plus", {"name": "gef", "settings": {"draws": 2}}]
+    small["metrics"] = [
+        "ffid_plus",
+        "ffid_minus",
+        "qge:ffid_plus",
+        {"name": "fast_gef", "settings": {"draws": 2}},
+    ]
     plan = plan_of(small)
     made = [job.facts["kind"] for job in plan.preparations()]
     assert sorted(made) == ["fine-tuned model", "noise path", "noise path"]

@@ -117,7 +117,7 @@ def test_two_nodes_give_the_bytes_of_one_process(cluster, held, tmp_path):
 def test_a_folder_that_workers_do_not_see(cluster, small, tmp_path):
     # a noise path and a fine-tuned model travel through the object store as well
     small |= {"tasks": small["tasks"][:1], "seeds": [1], "shards": 2, "explainers": ["random"]}
-    gef = {"name": "gef", "settings": {"draws": 2, "levels": 4, "form": "fast"}}
+    gef = {"name": "fast_gef", "settings": {"draws": 2, "levels": 4, "form": "fast"}}
     small["metrics"] = ["sparseness", {"name": "ffid_plus", "settings": {"draws": 4}}, gef]
     run(small, tmp_path / "one")
     made = run(small, f"memory://{tmp_path.name}", RayPool())

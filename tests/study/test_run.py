@@ -41,7 +41,7 @@ class Seen(list[dict[str, Any]]):
 def test_processes_give_the_bytes_of_one_process(small, tmp_path):
     # a noise path and a fine-tuned model are handed from worker to worker
     small |= {"tasks": small["tasks"][:1], "seeds": [1], "shards": 2}
-    gef = {"name": "gef", "settings": {"draws": 2, "levels": 4, "form": "fast"}}
+    gef = {"name": "fast_gef", "settings": {"draws": 2, "levels": 4, "form": "fast"}}
     small["metrics"] = ["sparseness", {"name": "ffid_plus", "settings": {"draws": 4}}, gef]
     one = run(small, tmp_path / "one")
     assert one.status().complete, one.failures[0].traceback
@@ -93,7 +93,7 @@ def test_new_labels_compute_nothing_and_reach_the_files(small, tmp_path):
 
 def test_shards_agree_with_the_whole(small, tmp_path):
     small["tasks"], small["seeds"] = small["tasks"][:1], [1]
-    small["metrics"].append({"name": "gef", "settings": {"draws": 2, "levels": 4, "form": "fast"}})
+    small["metrics"].append({"name": "fast_gef", "settings": {"draws": 2, "levels": 4, "form": "fast"}})
     whole = run(small, tmp_path / "whole")
     parts = run({**small, "shard_size": 4}, tmp_path / "parts")
     assert len(list((tmp_path / "parts" / "cells").iterdir())) == 3 * 8

@@ -59,7 +59,7 @@ def test_memory_does_not_grow_with_the_set(tmp_path, monkeypatch):
 def test_an_estimate_knows_cells_evaluations_and_what_is_there(tmp_path):
     data = {
         **spec(200),
-        "metrics": ["sparseness", "pixel_flipping", {"name": "gef", "settings": {"draws": 2}}],
+        "metrics": ["sparseness", "pixel_flipping", {"name": "fast_gef", "settings": {"draws": 2}}],
     }
     plan = make_plan(read_study(data), allow_code=True)
     found = estimate(plan, allow_code=True)

@@ -151,7 +151,7 @@ def test_code_is_looked_for_where_the_user_stands(tmp_path, monkeypatch):
 def test_workers_give_the_same_bytes(tmp_path):
     given = {
         "size": "tiny",
-        "metrics": ["pixel_flipping", "gef"],
+        "metrics": ["pixel_flipping", "fast_gef"],
         "tasks": ["known/linear"],
         "progress": False,
     }

@@ -6,13 +6,13 @@ import pytest
 import veridical as vd
 from replications.gef.figures import plot_cloud, plot_gained, plot_responses
 from replications.gef.layers import across_layers, plot_layers, plot_sparsity
-from veridical.concepts import SAE
-from veridical.gef import GEF, layer_activations
+from veridical.dictionaries import TopK, train
+from veridical.gef import FastGEF, layer_activations
 from veridical.testing import tiny_task
 
 mpl.use("Agg")
 pytestmark = pytest.mark.slow
-COSINE = GEF(path=(0.02, 0.05, 0.1, 0.2, 0.3), draws=3, distance="cosine")
+COSINE = FastGEF(path=(0.02, 0.05, 0.1, 0.2, 0.3), draws=3, distance="cosine")
 
 
 def test_a_trained_dictionary_goes_from_layer_to_picture() -> None:
@@ -20,7 +20,7 @@ def test_a_trained_dictionary_goes_from_layer_to_picture() -> None:
     encoders = {}
     for layer in ("conv", "relu", "second_relu"):
         rows = layer_activations(task, layer).flatten(0, 1)
-        encoders[layer] = SAE(n_concepts=2, steps=40).train(rows.float(), 8, vd.core.Key(0))
+        encoders[layer] = train(rows.float(), TopK(width=8, steps=40, active=2), progress=False).dictionary
     study = across_layers(task, encoders, COSINE)
     frame = study.to_frame()
     assert list(frame["layer"]) == list(encoders)

@@ -200,7 +200,7 @@ def test_words_are_found_whatever_the_tokenizer_makes_of_spaces(kind: str, text:
 
 def test_a_reply_that_names_nothing_of_the_text_is_no_explanation() -> None:
     """A map of zeros would be one that does not move."""
-    scores = vd.score("gef", spam_task(), llm(lambda prompt: '["zebra"]'), draws=1, path=(0.1, 0.3, 0.6))
+    scores = vd.score("fast_gef", spam_task(), llm(lambda prompt: '["zebra"]'), draws=1, path=(0.1, 0.3, 0.6))
     assert bool(scores.values.isnan().all())
     assert scores.flagged == {"no explanation": len(scores)}
     assert scores.details["maps_missing"].tolist() == [3] * len(scores)

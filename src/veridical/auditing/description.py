@@ -68,7 +68,9 @@ def describe(elimination: Elimination, table: Evaluation, effort: Effort, seed: 
             scores[who, label] = one
             if label == "gef_iso":  # the same perturbed models give both numbers
                 values = one.details["q"]
-                scores[who, "gef"] = replace(one, values=values, metric="gef", details={}, curve=None)
+                scores[who, "fast_gef"] = replace(
+                    one, values=values, metric="fast_gef", details={}, curve=None
+                )
     in_order = {cell: scores[cell] for who in everyone for cell in scores if cell[0] == who}
     return replace(table, scores=in_order, failures=failures)
 

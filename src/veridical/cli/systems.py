@@ -44,7 +44,9 @@ def gef(
     Example: veridical gef -t digits -e gradient -e saliency -e random
     """
     chosen = source.load()
-    kind, usual = (vd.gef.IsoSigma, 20) if iso_sigma else (vd.gef.GEF, 5)
+    kind, usual = (vd.gef.FastGEF if form == "fast" else vd.gef.GEF), 5
+    if iso_sigma:
+        kind, usual = vd.gef.IsoSigma, 20
     metric = kind(form=form, perturb=perturb, draws=draws or usual)  # type: ignore[arg-type]
     explainers = list(dict.fromkeys(explainer or ["gradient", "saliency", "random"]))
     metrics: dict[str, vd.gef.GEF] = dict.fromkeys(explainers, metric)

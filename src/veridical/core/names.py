@@ -36,7 +36,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.explainers.trees": ("tree_shap", "TreeShap"),
     "veridical.fidelity.metrics": ("ffid_minus ffid_plus fid_minus fid_plus rfid_minus rfid_plus", ""),
     "veridical.gef.iso_gef": ("gef_iso", ""),
-    "veridical.gef.metric": ("gef", ""),
+    "veridical.gef.metric": ("fast_gef gef", ""),
     "veridical.metrics.axiomatic.completeness": ("completeness", "Completeness Everything total_relevance"),
     "veridical.metrics.axiomatic.input_invariance": ("input_invariance", "Compensated InputInvariance distance_and_size shifted"),
     "veridical.metrics.axiomatic.non_sensitivity": ("non_sensitivity", "NonSensitivity disagreements"),

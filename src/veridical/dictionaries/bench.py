@@ -17,7 +17,7 @@ from veridical.concepts.splitting import Split, at_layer, split
 from veridical.core.key import Key, permutation
 from veridical.dictionaries.planted import Superposition, chance_mcc, truth_scores
 from veridical.errors import InputError, NotApplicableError, ShapeError
-from veridical.gef import GEF
+from veridical.gef import GEF, FastGEF
 from veridical.gef.codes import End, layer_activations
 from veridical.values.task import Task
 
@@ -144,7 +144,7 @@ class Bench:
     """Disjoint parts of the samples; every metric has one value on each."""
     probe_rows: int = 65536
     """Train rows, from the first on, whose codes probes read."""
-    gef: GEF = field(default_factory=lambda: GEF(distance="cosine", draws=2))
+    gef: GEF = field(default_factory=lambda: FastGEF(distance="cosine", draws=2))
     """How codes are judged by GEF."""
     gef_samples: int = 64
     """Samples that GEF evaluates: each is explained in every perturbed model."""

@@ -21,6 +21,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.functional import has_spread, pearson, spearman
+from veridical.gef.forms import Form
 from veridical.gef.metric import GEF, Distortions
 from veridical.gef.noise_path import NoisePath
 from veridical.metrics.base import Outcome, register
@@ -138,9 +139,13 @@ class IsoSigma(GEF):
     an interval by draws, and the draws it would take to see a correlation of 0.2.
     """
 
+    form: Form = "fast"
+    """How the explanation's movement is measured."""
     draws: Annotated[int, Within(MIN_DRAWS, MANY)] = 20
     """Noisy models at each level, M; fewer than 20 see little."""
     name: ClassVar[str] = "gef_iso"
+    forms: ClassVar[tuple[str, ...]] = ("fast", *GEF.forms)
+    keyed_as: ClassVar[str] = ""
     version: ClassVar[int] = 1
     summary: ClassVar[str] = "At one level of noise: does the map move more where the model moves more?"
     assumes: ClassVar[str] = (

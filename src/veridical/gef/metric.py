@@ -54,12 +54,12 @@ class GEF(ExplainerMetric):
 
     q = mean over `draws` of Spearman(d_f, d_phi) over `levels` of weight noise theta * N(1, sigma^2), from
     nearly none to where the predictions agree by chance. `form` says how the explanation's movement is
-    measured: `fast` (Fast-GEF), `reference` (as the authors programmed GEF), `jacobian` (the pulled-back
-    energy), `arc` (the length of the explanation's own path).
+    measured on the way to a level: `reference` (as the authors programmed GEF), `jacobian` (the pulled-back
+    energy), `arc` (the length of the explanation's own path). `FastGEF` compares the two ends alone.
     The score of a perfect explanation is not 1: read it beside `details["ceiling"]`, rho(sigma, d_f).
     """
 
-    form: Form = "fast"
+    form: Form = "reference"
     """How the explanation's movement is measured."""
     levels: Count = 5
     """Noise levels, Z."""
@@ -88,19 +88,26 @@ class GEF(ExplainerMetric):
     path: tuple[Positive, ...] | Rule = "isotonic"
     """The rule by which the noise levels are found, or the levels themselves, rising."""
     name: ClassVar[str] = "gef"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
+    forms: ClassVar[tuple[str, ...]] = ("reference", "jacobian", "arc")
+    keyed_as: ClassVar[str] = "gef"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
-    summary: ClassVar[str] = "Does the explanation move as the model moves, under weight noise?"
+    summary: ClassVar[str] = "Does the explanation move as the model moves, on the way to weight noise?"
     assumes: ClassVar[str] = "a faithful explanation changes when, and as much as, the model's answer does"
     misleads: ClassVar[str] = (
         "as an absolute number: its ceiling is below 1, and both distances grow with noise"
     )
-    paper: ClassVar[str] = "Generalised Explanation Faithfulness; Algorithm 1"
+    paper: ClassVar[str] = "Generalised Explanation Faithfulness; equations 11 to 19"
     needs: ClassVar[frozenset[str]] = frozenset({"explainer", "weights"})
     takes_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if self.form not in self.forms:
+            raise InputError(
+                f"{type(self).__name__}: form is one of {', '.join(map(repr, self.forms))}, "
+                f"got {self.form!r}; 'fast' is that of FastGEF ('fast_gef'), others are those of GEF ('gef')"
+            )
         if not isinstance(self.path, str):
             try:
                 levels = tuple(float(level) for level in self.path)
@@ -182,7 +189,7 @@ class GEF(ExplainerMetric):
         for who in group:
             with group.working(who, task):
                 explainers[who].check(task)
-        context = Context.begun(task.predictor, key / self.name, memo)
+        context = Context.begun(task.predictor, key / (self.keyed_as or self.name), memo)
         outcomes = self._outcomes(task, group, context.key)
         out: dict[str, Scores | Exception] = {}
         for who, explainer in explainers.items():
@@ -300,20 +307,21 @@ class GEF(ExplainerMetric):
         return Outcome(score, flags, curve, details, {"path": path.to_json()})
 
 
+@register
 @dataclass(frozen=True)
 class FastGEF(GEF):
-    """Fast-GEF: GEF in its fast form, with the same settings otherwise.
+    """Fast-GEF: the explanation's movement is the distance between its maps at the two ends (equation 6).
 
-    Raises
-    ------
-    InputError
-        If `form` is another one; `GEF(form=...)` takes them all.
+    It asks one explanation a noisy model, where `GEF` asks `steps` of them; the noisy models are the same.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.form != "fast":
-            raise InputError(f"FastGEF is GEF(form='fast'); say GEF(form={self.form!r})")
+    form: Form = "fast"
+    """How the explanation's movement is measured."""
+    name: ClassVar[str] = "fast_gef"
+    version: ClassVar[int] = 2
+    forms: ClassVar[tuple[str, ...]] = ("fast",)
+    summary: ClassVar[str] = "Does the explanation move as the model moves, under weight noise?"
+    paper: ClassVar[str] = "Generalised Explanation Faithfulness; Algorithm 1"
 
 
 def gef_score(

@@ -255,9 +255,9 @@ def planted_damage(
     --------
     >>> import veridical as vd
     >>> task = vd.tasks.load("known/linear")[:24]
-    >>> found = vd.meta.planted_damage(task, ["pixel_flipping", "sparseness", "gef"])
+    >>> found = vd.meta.planted_damage(task, ["pixel_flipping", "sparseness", "fast_gef"])
     >>> found.admissible, found.inadmissible, list(found.untested)
-    (['pixel_flipping'], {'sparseness': 'it reads the values of a map, not their places'}, ['gef'])
+    (['pixel_flipping'], {'sparseness': 'it reads the values of a map, not their places'}, ['fast_gef'])
     """
     metrics = labelled(metrics, as_metric)
     if not metrics:

@@ -254,6 +254,9 @@ class RankingMetric(Metric):
 class ExplainerMetric(AnyMetric):
     """Judges a method: `(task, explainer, key) -> Scores`; it may explain again under noise."""
 
+    keyed_as: ClassVar[str] = ""
+    """The name that keys its draws, where that is another metric's: both then meet the same ones."""
+
     def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         """One value per sample."""
         raise NotApplicableError(f"metric '{self.name}' does not say how it evaluates")
@@ -267,7 +270,8 @@ class ExplainerMetric(AnyMetric):
     ) -> Scores:
         """Score every sample; with `memo` as a part of a larger call."""
         first = ConstantMaps(task)
-        context = replace(Context.begun(task.predictor, key / self.name, memo), notice=first.notice)
+        own = key / (self.keyed_as or self.name)
+        context = replace(Context.begun(task.predictor, own, memo), notice=first.notice)
         self.check(task)
         explainer.check(task)
         outcome = self.evaluate(task, explainer, context)
