@@ -159,21 +159,6 @@ class Quotient(Product):
         return self.head(self.first(x) / (self.second(x).exp() + 1.0) + 2.0 / (self.second(x).square() + 1.0))
 
 
-class Attending(nn.Module):
-    """nn.MultiheadAttention and a norm over two tokens of two."""
-
-    def __init__(self, batch_first: bool) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(2, 2, batch_first=batch_first)
-        self.norm, self.head = nn.LayerNorm(2), nn.Linear(2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.unflatten(1, (2, 2))
-        h = h if self.attention.batch_first else h.transpose(0, 1)
-        h = self.norm(h + self.attention(h, h, h)[0])
-        return self.head(h.mean(1 if self.attention.batch_first else 0))
-
-
 class Recurring(nn.Module):
     def __init__(self, kind: type[nn.Module], **more: object) -> None:
         super().__init__()
@@ -196,8 +181,6 @@ BLOCKS = [
     nn.Sequential(nn.Linear(4, 5), nn.PReLU(), nn.Linear(5, 3)),
     nn.Sequential(nn.Unflatten(1, (2, 2)), nn.ConvTranspose1d(2, 3, 2), nn.ReLU(),
                   nn.Flatten(), nn.Linear(9, 3)),
-    Attending(True),
-    Attending(False),
     Recurring(nn.LSTM),
     Recurring(nn.GRU),
     Recurring(nn.RNN, nonlinearity="relu"),
@@ -206,7 +189,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("net", BLOCKS, ids=lambda net: type(net).__name__)
-def test_norms_products_attention_and_recurrence_lose_no_difference(net: nn.Module) -> None:
+def test_norms_products_and_recurrence_lose_no_difference(net: nn.Module) -> None:
     task = vd.Task(seeded(net), draw(4, 4), plan=Plan(rows=64))
     for baseline in (0.3, -1.0):
         maps = DeepLift(baseline)(task).values

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.reference.shapley import exact_shapley
 from veridical.core.key import Key
 from veridical.core.space import Space
-from veridical.errors import InputError, VeridicalWarning
+from veridical.errors import VeridicalWarning
 from veridical.explainers import KernelShap, Lime
 from veridical.perturb.fills import Constant, Token
 from veridical.values.task import Task
@@ -126,11 +126,6 @@ def test_valid_tokens_only_whatever_else_is_in_the_batch():
         alone = explain(task[[i]], Key(0))
         assert torch.allclose(alone.values[0], found.values[i], atol=1e-9)
     assert 7 + 15 + 1 < found.cost.forward <= 7 + 15 + 1 + 39  # a set drawn twice is asked once
-
-
-def test_budget_is_checked():
-    with pytest.raises(InputError, match="budget is a whole number from 3"):
-        KernelShap(2)
 
 
 def _mnist_like(side: int = 28) -> Task:

@@ -165,11 +165,3 @@ def test_prefixes_and_functions() -> None:
         return weights
 
     assert TopK(own, 1)(task).values.sum(1).tolist() == [1] * 5
-
-
-@pytest.mark.parametrize("wrong", [{"ratio": 1.2}, {"ratio": -0.1}, {"ratio": float("nan")}, {"repeat": -1}])
-def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InputError):
-        Degraded(Gradient(), **wrong)
-    with pytest.raises(InputError):
-        TopK(Gradient(), 0)
