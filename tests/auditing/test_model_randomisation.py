@@ -103,7 +103,7 @@ def test_a_copy_that_no_mask_moves_gives_way_to_noise():
         model.weight.copy_(torch.randn(3, 6, generator=torch.Generator().manual_seed(0)))
     copies, note = other_models(task(model=model), 0)
     assert copies.kind == "noisy"
-    assert "masking everything leaves the answer" in note
+    assert "masking everything leaves the output" in note
     with torch.no_grad():
         model.weight.zero_()
     nothing, why = other_models(task(model=model), 0)
@@ -126,8 +126,8 @@ class Sum(nn.Module):
 def test_a_copy_that_is_the_model_is_none():
     copies, note = other_models(task(model=Sum()), 0)
     assert copies.kind == "noisy"
-    assert "answers as the model does in 100% of the samples" in note
-    with pytest.raises(InputError, match=r"model 0 of others .* as the model does"):
+    assert "outputs of a copy are those of the model in 100% of the samples" in note
+    with pytest.raises(InputError, match=r"model 0 of others .* are those of the model"):
         given_models(task(model=Sum()), [Sum()])
     found = vd.audit(task(40, Sum()), explainers=["exact_shapley"], effort=TINY, concepts=(), progress=False)
     assert found.verdict["exact_shapley"].status == "trusted"
@@ -337,5 +337,5 @@ def test_models_that_the_caller_trained_take_the_place_of_copies():
     assert found.verdict["size"].status == "not decided"
     with pytest.raises(InputError, match="others is a list of models"):
         vd.audit(task, explainers=methods, effort=plan, others=[])
-    with pytest.raises(InputError, match="model 0 of others cannot tell maps apart: masking everything"):
+    with pytest.raises(InputError, match="model 0 of others cannot distinguish maps: masking everything"):
         vd.audit(task, explainers=methods, effort=plan, others=[lambda x: 0 * x[:, :2]])

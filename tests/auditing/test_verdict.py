@@ -105,7 +105,7 @@ def test_equal_methods_are_one_group_and_the_cheapest_is_named():
     assert found.groups == (("m0", "m1", "m2", "m3"),)
     assert found.best == "m2"
     assert all(pair.rate == 0.5 for pair in found.pairs)
-    assert "cannot be told apart" in " ".join(said(found))
+    assert "cannot be distinguished" in " ".join(said(found))
 
 
 def test_who_is_alone_is_not_compared():

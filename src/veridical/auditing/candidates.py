@@ -99,14 +99,14 @@ def choose_explainers(
 
 
 def _own_name(name: str, taken: Mapping[str, Any]) -> str:
-    """The control's name, told apart from an explainer that was given the same."""
+    """The control's name, made distinct from an explainer that was given the same."""
     while name in taken:
         name += " (control)"
     return name
 
 
 def choose_criteria(given: Sequence[str] | None) -> tuple[str, ...]:
-    """The criteria that are asked for, all by default."""
+    """The criteria that are required, all by default."""
     if given is None:
         return CRITERIA
     given = [given] if isinstance(given, str) else [str(line) for line in given]

@@ -1,4 +1,4 @@
-"""What an audit first asks of the model alone: is it right, does it stand masks, do assumptions hold?"""
+"""Checks of the model alone, before any explanation: accuracy, masking, assumptions of metrics."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from veridical.gef import Assumptions, assumptions
 from veridical.values.task import Task
 
 LABELLED = 1000
-"""Samples on which the model is asked whether it is right: a row each."""
+"""Samples on which accuracy is measured: a row each."""
 WATCHED = 32
-"""Samples on which the assumptions of metrics are looked at."""
+"""Samples on which the assumptions of metrics are checked."""
 ROBUST_SHARE = 0.1
 OFTEN = 0.25
 """A share of failures from which an assumption counts as broken."""
@@ -116,8 +116,8 @@ def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
     if task.head in ("regression", "generation") or int(features) < 2:
         return 0.0, []
     masked = int(budget(features, ROBUST_SHARE)) / int(features)
-    answers = masked_predictions(task, (ROBUST_SHARE,), 5, key)
-    same = answers[:, :, 0] == predicted_labels(task.outputs, task)[:, None]
+    predicted = masked_predictions(task, (ROBUST_SHARE,), 5, key)
+    same = predicted[:, :, 0] == predicted_labels(task.outputs, task)[:, None]
     loss = 1 - float(same.double().mean())
     if loss <= LITTLE_LOSS:
         text = "it stands masks."
@@ -155,7 +155,7 @@ def _assumption_checks(watched: Assumptions | None) -> list[Check]:
         "metrics assume that it changes none.",
         "sensitivity": f"After all layers were randomised {same:.1%} of the samples keep their class "
         f"({watched.chance:.1%} by luck); randomisation metrics assume that they lose it.",
-        "monotonicity": f"Masking more moves the answer back for up to {masks:.1%} of the samples; flipping "
+        "monotonicity": f"Masking more moves the output back for up to {masks:.1%} of the samples; flipping "
         "curves assume a steady fall.",
     }
     return [

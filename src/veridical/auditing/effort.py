@@ -33,13 +33,13 @@ class Effort:
     samples: Annotated[int, Within(2, MANY)]
     """Samples that are explained, at most."""
     budget: Annotated[int, Within(1, 10**15)]
-    """Rows that the model may be asked, about; a method or a stage that does not fit is left out."""
+    """Rows that may be evaluated, about; a method or a stage that does not fit is left out."""
     variants: bool
     """Whether explainers that vary others join unasked."""
     gef_draws: Index
     """Noisy models per level of GEF, which describes; none at 0."""
     gef_rows: Index
-    """Rows that a map may ask for its method to be explained again and again under noise."""
+    """Rows that a map may evaluate for its method to be explained again and again under noise."""
     search_draws: Count
     """Draws per level when noise strengths are looked for."""
     layer_steps: Count
@@ -122,7 +122,7 @@ ON_HEAVY: Mapping[str, Effort] = {
         training_epochs=30,
     ),
 }
-"""What an effort is instead where the model is heavy, so that its name still tells how long one waits."""
+"""What an effort is instead where the model is heavy, so that its name still means how long one waits."""
 
 
 def effort_of(given: str | Effort, task: Task | None = None) -> Effort:
@@ -135,7 +135,7 @@ def effort_of(given: str | Effort, task: Task | None = None) -> Effort:
         plan = ON_HEAVY.get(given, EFFORTS[given])
         if task.modality == "text" and given in ("glance", "quick"):
             plan = replace(plan, gef_rows=FEW_ROWS)
-        # a row of a language model takes long, and GEF asks hundreds of them per prompt: only if asked for
+        # a row of a language model takes long, and GEF evaluates hundreds of them per prompt: only on request
         return replace(plan, gef_draws=0) if task.head == "generation" else plan
     return EFFORTS[given]
 

@@ -185,7 +185,7 @@ class Elimination:
     """Rows evaluated so far, by the estimate."""
     stages: list[Stage] = field(default_factory=list)
     yardsticks: dict[str, Explanation] = field(default_factory=dict)
-    """Maps that tell whether the model treats samples alike, where they were made."""
+    """Maps that show whether the model treats samples alike, where they were made."""
 
     @property
     def steps(self) -> list[tuple[int, int]]:
@@ -223,7 +223,7 @@ class Elimination:
         maps, many = sum(candidate.rows for candidate in candidates), len(candidates)
         draws = sum(control.count for control in self.controls.values())
         found = self.estimate.of(draws + 2 * many, maps)
-        if self.copies is not None:  # every copy is a model with answers of its own
+        if self.copies is not None:  # every copy is a model with outputs of its own
             found += self.estimate.of(3 * many + 1, 2 * maps) + self.estimate.of(2 * many, 0)
         return samples * found
 

@@ -70,9 +70,9 @@ class Grid(NamedTuple):
 
     @classmethod
     def of(cls, task: Task) -> Grid:
-        """By the precision the model answers in; scores are probabilities unless the head is a regression.
+        """By the precision of the model's outputs; scores are probabilities unless the head is a regression.
 
-        Answers are rounded to a grid, so that differences below its step are nothing but rounding.
+        Outputs are rounded to a grid, so that differences below its step are nothing but rounding.
         """
         size = float(task.outputs.abs().max()) if task.head in ("regression", "generation") else 1.0
         share = tolerance(task)
@@ -160,10 +160,10 @@ wherever it finds such a model would win all else.
 
 def of_head(rival: str, head: str) -> str:
     """A rival's name for this head: one without classes has the same answer, or output, in both models."""
-    asked = {"generation": "same answer", "regression": "same output"}.get(head)
-    if asked is None:
+    same = {"generation": "same answer", "regression": "same output"}.get(head)
+    if same is None:
         return rival
-    return rival.replace("same class", asked).replace("its own class", asked).replace(" of the class", "")
+    return rival.replace("same class", same).replace("its own class", same).replace(" of the class", "")
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def leading(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[str,
 
 
 def groups_of(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[tuple[str, ...], ...]:
-    """The leading group, then the leading one of the others, and so on: methods that cannot be told apart."""
+    """The leading group, then the leading one of the others, and so on."""
     left, found = list(entries), []
     while left:
         group = leading(rules, left, seed)

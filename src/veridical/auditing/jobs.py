@@ -46,7 +46,7 @@ class Job:
     explained: Task
     scored_on: Task
     place: str
-    """Which samples and models, in words: with label and settings it tells jobs of an audit apart."""
+    """Which samples and models, in words: with label and settings it distinguishes the jobs of an audit."""
     draw: int = 0
     """Which of several draws of the maps."""
     elsewhere: Task | None = None
@@ -78,7 +78,7 @@ class Done(NamedTuple):
 
     @property
     def cost(self) -> Cost:
-        """What its maps and all its scores asked."""
+        """Rows of its maps and all its scores."""
         own = Cost() if self.explanation is None else self.explanation.cost
         return sum((scores.cost for scores in self.scores.values()), own)
 
@@ -90,8 +90,8 @@ def carry_out(job: Job, seed: int, memo: Memo | None = None) -> Done:
     failures: list[Failure] = []
 
     def failed(metric: str | None, error: Exception) -> None:
-        told = "".join(traceback.format_exception(error))
-        failures.append(Failure(job.label, metric, str(error), told))
+        trace = "".join(traceback.format_exception(error))
+        failures.append(Failure(job.label, metric, str(error), trace))
 
     with warnings.catch_warnings():
         if not job.place.startswith("samples"):
@@ -189,7 +189,7 @@ class JobRunner:
 
     def _save(self, hash: str, job: Job, done: Done) -> None:
         if self.executor is not None:
-            job.scored_on.predictor.meter.add(done.cost)  # asked there, paid for here
+            job.scored_on.predictor.meter.add(done.cost)  # evaluated there, counted here
         if self.folder is None or done.explanation is None or done.failures:
             return
         for i, label in enumerate(job.labels):

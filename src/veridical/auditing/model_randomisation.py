@@ -51,19 +51,19 @@ class Copies(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaled:
-    """A reading of a model's answers, times a factor."""
+    """A model's outputs, times a factor."""
 
     output: Output
-    """How answers are read."""
+    """How outputs are read from what the model returns."""
     factor: float
     """What they are multiplied by."""
 
-    def __call__(self, answer: Any) -> Tensor:
-        return self.output(answer) * self.factor
+    def __call__(self, returned: Any) -> Tensor:
+        return self.output(returned) * self.factor
 
 
 def other_models(task: Task, seed: int) -> tuple[Copies | None, str]:
-    """Four copies with fresh weights, or noisy ones where those answer the same to every mask; and why."""
+    """Four copies with fresh weights, or noisy ones where masks do not move those; and why."""
     source = task.predictor.source
     if source.shared or not any(p.is_floating_point() for p in source.module.parameters()):
         return None, (
@@ -78,9 +78,9 @@ def other_models(task: Task, seed: int) -> tuple[Copies | None, str]:
     for kind, make in makers.items():
         try:
             made = [_copy(task, make, Key(seed) / "audit" / "swap" / kind / k) for k in range(COPIES)]
-            why = next((said for module in made if (said := _degenerate(task, module))), "")
+            why = next((reason for module in made if (reason := _degenerate(task, module))), "")
         except (VeridicalError, RuntimeError) as error:
-            why = f"they cannot be asked: {error}"
+            why = f"they cannot be evaluated: {error}"
         if not why:
             note = "".join(f"re-initialised copies are no use here: {reason}" for reason in reasons)
             return Copies(tuple(made), tuple(_factor(task, module) for module in made), kind), note
@@ -103,11 +103,11 @@ def given_models(task: Task, others: Sequence[Any]) -> Copies:
         try:
             found, why = on(task, module).outputs, _degenerate(task, module)
         except (VeridicalError, RuntimeError, ValueError) as error:
-            raise InputError(f"model {number} of others does not answer this task: {error}") from error
+            raise InputError(f"model {number} of others cannot be evaluated on this task: {error}") from error
         if found.shape[-1] != task.n_outputs:
             why = f"it has {found.shape[-1]} outputs, and the model audited has {task.n_outputs}"
         if why:
-            raise InputError(f"model {number} of others cannot tell maps apart: {why}")
+            raise InputError(f"model {number} of others cannot distinguish maps: {why}")
         made.append(module.eval())
     return Copies(tuple(made), tuple(_factor(task, module) for module in made), "given")
 
@@ -132,7 +132,7 @@ def _factor(task: Task, module: nn.Module) -> float:
 
 
 def _degenerate(task: Task, module: nn.Module) -> str:
-    """Why a copy cannot tell maps apart: it answers as the model does, or masks hardly move its answer."""
+    """Why a copy cannot distinguish maps: its outputs are the model's, or masks hardly move them."""
     there = on(task, module)
     step = grid_step(task.predictor.rounding or there.outputs.dtype)
 
@@ -143,15 +143,15 @@ def _degenerate(task: Task, module: nn.Module) -> str:
     if there.outputs.shape == task.outputs.shape:
         same = still((there.outputs - task.outputs).double().abs().amax(-1))
         if same > SHARE:
-            return f"a copy answers as the model does in {same:.0%} of the samples"
+            return f"the outputs of a copy are those of the model in {same:.0%} of the samples"
     empty = still(there.uncounted(lambda: difference_from_empty(there, Key(0) / "swap")))
     if empty > SHARE:
-        return f"masking everything leaves the answer of a copy where it was in {empty:.0%} of the samples"
+        return f"masking everything leaves the output of a copy as it was in {empty:.0%} of the samples"
     return ""
 
 
 def on(task: Task, module: nn.Module, factor: float = 1.0) -> Task:
-    """The task answered by another model, for the class that one predicts."""
+    """The task with another model, for the class that one predicts."""
     output = Scaled(task.predictor.output, factor) if factor != 1.0 else None
     return task.with_module(module, output).changed(alone=True, targets="predicted")
 
@@ -159,7 +159,7 @@ def on(task: Task, module: nn.Module, factor: float = 1.0) -> Task:
 class Pairing(NamedTuple):
     """Some samples under the audited model and under the copy they meet, each for the class it predicts.
 
-    Where both predict the same class, maps for the other's class are those at hand: `split` says in which
+    Where both predict the same class, maps for the other's class are those at hand: `split` holds in which
     samples they do not, and the last four tasks are about those alone.
     """
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 ANOTHER_SAMPLE = "its map of another sample of the class"
 PAIRS = 12
-"""Samples that share their class with another, below which nothing is asked."""
+"""Samples that share their class with another, below which nothing is tested."""
 ALIKE = 0.99
 """The correlation from which on maps are the same."""
 NEARLY_ALIKE = 0.95
-"""The correlation between samples of a class from which on the verdict says so in words."""
+"""The correlation between samples of a class from which on the verdict mentions it."""
 COPY_NOISE = 1e-3
 """By how much the weights of the copy differ, relatively; registered methods agree to .99 and more."""
 COPY_SAMPLES = 4
@@ -40,7 +40,7 @@ COPY_MOVES = 0.05
 MIN_AGREEMENT = 0.95
 """The agreement below which maps of the two differ."""
 YARDSTICKS = ("gradient", "occlusion")
-"""Maps that tell whether the model itself treats samples alike: a linear model has one gradient."""
+"""Maps that show whether the model itself treats samples alike: a linear model has one gradient."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class PosthocChecks:
     alike: float = math.nan
     """How alike its maps of two samples of one class are: the median correlation."""
     sample: Test | None = None
-    """Its maps against those of another sample of the class, where that was asked."""
+    """Its maps against those of another sample of the class, where that was tested."""
     perturbed_copy: float = math.nan
     """How alike its maps are to those of nearly the same model: the median agreement."""
     again: float = math.nan
-    """How alike they are when the same model is asked again, where those of the copy are not."""
+    """How alike they are when the same model is explained again, where those of the copy are not."""
 
     @property
     def conclusive(self) -> bool:
@@ -114,7 +114,7 @@ def class_likeness(made: Explanation, rows: Tensor, others: Tensor) -> float:
 
 
 def rightly_alike(made: Explanation, yardstick: Explanation, rows: Tensor, others: Tensor) -> bool:
-    """Whether a yardstick hardly depends on the sample either, and says what these maps say."""
+    """Whether a yardstick hardly depends on the sample either, and agrees with these maps."""
     sizes = yardstick.with_values(yardstick.values.abs())
     same = float(likeness(sizes.values, made.values.abs().to(sizes.values.dtype)).median())
     return class_likeness(sizes, rows, others) > ALIKE and same > ALIKE
@@ -132,7 +132,7 @@ def perturbed_copy_of(task: Task, seed: int) -> nn.Module | None:
 
 
 def nearly_the_same(task: Task, perturbed_copy: Task) -> bool:
-    """Whether the copy's outputs are nearly those of the model; a model with steps can answer otherwise."""
+    """Whether the copy's outputs are nearly those of the model; a model with steps can respond otherwise."""
     own, other = task.outputs.double(), perturbed_copy.outputs.double()
     return bool((own - other).abs().max() <= COPY_MOVES * own.abs().max())
 

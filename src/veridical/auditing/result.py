@@ -41,7 +41,7 @@ class Audit:
     verdict : Verdict
         Who is trusted, in which group, by which tests; controls stand in `verdict.controls`.
     checks : Checks
-        What was asked of the model alone.
+        Checks of the model alone.
     evaluation : Evaluation
         All scores and explanations.
     reliability : MetaEvaluation or None
@@ -73,13 +73,13 @@ class Audit:
     beside: tuple[Test, ...] = ()
     """How the chosen method does against maps that metrics could mistake for good ones."""
     damage: PlantedDamage | None = None
-    """What planted damage said of the metrics."""
+    """What planted damage showed of the metrics."""
     kept: int = 0
     """Jobs that an earlier, ended run had done already."""
     call: str = ""
     """The call that repeats this audit."""
     prompts: PromptChecks | None = None
-    """Beside the scores of prompts: remembered answers, redundant units, what another "off" would say."""
+    """Beside the scores of prompts: remembered answers, redundant units, what another "off" would give."""
 
     @property
     def best(self) -> str | None:

@@ -50,7 +50,7 @@ from veridical.models.cost import Cost
 from veridical.values.task import Task
 
 NOT_REPEATED = ("task", "train", "folder", "executor", "device", "progress")
-"""What does not belong to the call that repeats an audit, or cannot be said by name."""
+"""What does not belong to the call that repeats an audit, or has no name."""
 
 
 @checked
@@ -102,7 +102,7 @@ def audit(
         Models of the same kind, trained on shuffled labels, say, in the place of copies with other weights: a
         black box cannot be copied, and without `others` trust in its explanations stays provisional.
     budget, samples : int, optional
-        Rows that may be asked of the model, and samples that are explained; override the effort's.
+        Rows that may be evaluated, and samples that are explained; override the effort's.
     concepts : optional
         Concept methods to compare by SURF. By default a few where the head is linear and the task has train
         rows; `()` compares none.
@@ -160,7 +160,7 @@ def audit(
         finetuned, table = finetuned_model(task, train, checks, plan, seed, progress, notes)
         panel = choose_metrics(task, plan, finetuned, wanted, metrics)
     with clock("randomisation"):
-        copies, why = None, "it was not asked for"
+        copies, why = None, "it was not required"
         if "randomisation" in wanted:
             copies, why = other_models(task, seed) if others is None else (given_models(task, others), "")
     absent = {} if copies is not None else {"randomisation": why}
@@ -299,7 +299,7 @@ class _Clock:
 
 
 def _call(given: Mapping[str, Any]) -> str:
-    """The call that repeats an audit, as far as names can say it."""
+    """The call that repeats an audit, as far as names can give it."""
 
     def name(value: Any) -> Any:
         if isinstance(value, Mapping):

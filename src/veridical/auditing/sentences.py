@@ -69,11 +69,11 @@ def _choice(verdict: Verdict) -> Iterator[str]:
     equals = [name for name in verdict.leading if name != best]
     if equals:
         yield (
-            f"{joined(equals)} cannot be told apart from it on these samples; {best} is named because its "
+            f"{joined(equals)} cannot be distinguished from it on these samples; {best} is named because its "
             f"maps are the cheapest ({place.rows:,} rows each)."
         )
     if len(verdict.ranking) == 1:
-        yield "It was the only method tried, so nothing is said about others."
+        yield "It was the only method tried, so it is compared with no other."
     others = [p.explainer for p in verdict.ranking if p.trusted and p.explainer not in verdict.leading]
     if others:
         they = "is trusted too, but loses" if len(others) == 1 else "are trusted too, but lose"
@@ -83,17 +83,17 @@ def _choice(verdict: Verdict) -> Iterator[str]:
 def evidence_of(place: Place) -> str:
     """The tests of a trusted method in a sentence."""
     removal = [f"{in_words(t.rival)} in {t.rate:.0%}" for t in place.tests if t.criterion == "removal"]
-    said = f"when features are removed it beats {joined(removal)} of samples"
+    words = f"when features are removed it beats {joined(removal)} of samples"
     fits = [t.rate for t in place.tests if t.criterion == "randomisation"]
     if fits:
-        said += f", it fits this model better than another in {min(fits):.0%}"
-    asked = place.posthoc.sample
-    if asked is not None and asked.p <= ALPHA:
-        said += f", its map beats {asked.rival.replace('its map', 'that')} in {asked.rate:.0%}"
+        words += f", it fits this model better than another in {min(fits):.0%}"
+    sample = place.posthoc.sample
+    if sample is not None and sample.p <= ALPHA:
+        words += f", its map beats {sample.rival.replace('its map', 'that')} in {sample.rate:.0%}"
     truth = [t.rate for t in place.tests if t.criterion == "truth"]
     if truth:
-        said += f", and it finds what is known to matter better than noise in {min(truth):.0%}"
-    return said
+        words += f", and it finds what is known to matter better than noise in {min(truth):.0%}"
+    return words
 
 
 def _of_the_class(verdict: Verdict) -> Iterator[str]:

@@ -40,8 +40,8 @@ NOTHING = (math.nan, math.nan, math.nan)
 class MetricRole:
     """One metric of an audit: its criterion or kind, whether it decides, and what it can see here.
 
-    `concordance` tells how well its scores follow damage that was planted on known maps, `reliability` is its
-    meta-consistency, a second opinion. `inadmissible` says why it does not decide, and is empty otherwise.
+    `concordance` is how well its scores follow damage that was planted on known maps, `reliability` is its
+    meta-consistency, a second opinion. `inadmissible` is why it does not decide, and is empty otherwise.
     """
 
     metric: str
@@ -77,7 +77,7 @@ class Place:
     tests: tuple[Test, ...] = ()
     samples: int = 0
     rows: int = 0
-    """Rows that one map asks."""
+    """Rows that one map evaluates."""
     group: int = 0
     """1 for the leading group, then 2 and so on; 0 for methods that are in none."""
     provisional: bool = False
@@ -125,7 +125,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two methods: the share of samples in which the first is judged better."""
+    """Two methods: the share of samples in which the first wins."""
 
     a: str
     b: str
@@ -137,7 +137,7 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """Who may be used, in groups that cannot be told apart; `sentences` say it in words."""
+    """Who may be used, in groups that cannot be distinguished; `sentences` put it in words."""
 
     places: tuple[Place, ...]
     metrics: tuple[MetricRole, ...]
@@ -163,7 +163,7 @@ class Verdict:
 
     @property
     def leading(self) -> tuple[str, ...]:
-        """The trusted methods that cannot be told from the best."""
+        """The trusted methods that cannot be distinguished from the best."""
         return self.groups[0] if self.groups else ()
 
     @property
@@ -215,9 +215,9 @@ def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdic
     if samples < MIN_SAMPLES:
         why = f"{samples} samples are too few; give at least {MIN_SAMPLES}, better 64"
     elif not rules.controls:
-        why = "no control was scored, so nothing tells whether a method is better than chance"
+        why = "no control was scored, so nothing shows whether a method is better than chance"
     elif not rules.admissible:
-        why = "no metric sees the damage that was planted on known maps, so nothing tells maps apart"
+        why = "no metric sees the damage that was planted on known maps, so nothing distinguishes maps"
     tests = {label: () if why else rules.tests(entry) for label, entry in entries.items()}
     p = {label: largest_p(found) for label, found in tests.items()}
     adjusted = corrected(p)

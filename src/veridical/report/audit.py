@@ -125,19 +125,19 @@ def _verdict(audit: Audit) -> dict[str, Any]:
         how = "Use, provisionally," if verdict[verdict.best].provisional else "Use"
         tone, headline = "found", f"{how} {verdict.best}"
     sentences = []
-    for said in audit.sentences:
+    for sentence in audit.sentences:
         opening = f"{headline}: "
-        if said.startswith(opening):
-            rest = said.removeprefix(opening)
-            said = rest[:1].upper() + rest[1:]
-        sentences.append({"text": said, "tone": _tone(said)})
+        if sentence.startswith(opening):
+            rest = sentence.removeprefix(opening)
+            sentence = rest[:1].upper() + rest[1:]
+        sentences.append({"text": sentence, "tone": _tone(sentence)})
     return {"tone": tone, "headline": headline, "best": verdict.best, "sentences": sentences}
 
 
-def _tone(said: str) -> str:
-    if said.startswith(("Do not trust", "Not decided", "No map of", "Not tried", "Trust is provisional")):
+def _tone(sentence: str) -> str:
+    if sentence.startswith(("Do not trust", "Not decided", "No map of", "Not tried", "Trust is provisional")):
         return "warning"
-    return "aside" if "is not admissible here" in said else "plain"
+    return "aside" if "is not admissible here" in sentence else "plain"
 
 
 def _facts(audit: Audit) -> list[dict[str, str]]:

@@ -92,7 +92,7 @@ def _cell(scores: Scores, best: float) -> dict[str, Any]:
 
 
 def metric_facts(evaluation: Scored) -> list[dict[str, Any]]:
-    """Each metric's direction and what its card says of it."""
+    """Each metric's direction and the facts on its card."""
     firsts = {what: _scores_of(evaluation, what)[0] for what in evaluation.metrics}
     return [
         {"metric": what, "direction": scores.direction.value, **_card(scores)}
@@ -132,7 +132,7 @@ def curves(
         if not drawn:
             continue
         _, first, direction = drawn[0]
-        # outputs of answers to prompts are log-probabilities
+        # outputs for prompts are log-probabilities
         y_label = first.y_label.replace("probability", "log-probability") if generation else first.y_label
         out.append(
             {

@@ -1,4 +1,4 @@
-"""The page to sign: question, answer, evidence in plain words, what would change it, limits."""
+"""The page to sign: question, verdict, evidence in plain words, what would change it, limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def first_page(audit: Audit) -> dict[str, Any]:
 
 
 def _lines(place: Place, audit: Audit) -> list[dict[str, Any]]:
-    """Each criterion and each post-hoc check: what was asked, what came out, whether it holds."""
+    """Each criterion and each post-hoc check: the question, the results, whether it holds."""
     found: list[dict[str, Any]] = []
 
     def add(criterion: str, question: str, held: bool | None, *sentences: str) -> None:
@@ -40,7 +40,7 @@ def _lines(place: Place, audit: Audit) -> list[dict[str, Any]]:
     for criterion, question in QUESTIONS.items():
         tests = [test for test in place.tests if test.criterion == criterion]
         if criterion in audit.verdict.absent:
-            add(criterion, question, None, f"Not asked: {audit.verdict.absent[criterion]}.")
+            add(criterion, question, None, f"Not tested: {audit.verdict.absent[criterion]}.")
         elif tests:
             held = all(test.p <= ALPHA for test in tests)
             add(criterion, question, held, *(in_a_sentence(test, audit.task.head) for test in tests))
@@ -90,30 +90,32 @@ def in_a_sentence(test: Test, head: str = "multiclass") -> str:
 
 
 def _changes(audit: Audit) -> list[str]:
-    """What would make another answer, as far as this audit can tell."""
+    """What would change the verdict, as far as this audit shows."""
     verdict = audit.verdict
-    said = ["Other weights: the answer is about the weights named below; an updated model needs its own."]
+    sentences = [
+        "Other weights: the answer is about the weights named below; an updated model needs its own."
+    ]
     if verdict.why_none or verdict.samples < SURE_SAMPLES:
         need = MIN_SAMPLES if verdict.samples < MIN_SAMPLES else SURE_SAMPLES
-        said.append(
-            f"More samples: {verdict.samples} were looked at, {need} or more find what these could not."
+        sentences.append(
+            f"More samples: {verdict.samples} were compared, {need} or more find what these could not."
         )
     near = [place.explainer for place in verdict.ranking if not place.trusted and ALPHA < place.p_holm < 0.5]
     if near:
-        said.append(f"More samples might also trust {joined(near)}, which came near.")
+        sentences.append(f"More samples might also trust {joined(near)}, which came near.")
     dear = [name for name, why in audit.skipped_explainers.items() if "budget" in why]
     if dear:
-        said.append(f"A larger budget: {joined(dear)} could not be tried.")
+        sentences.append(f"A larger budget: {joined(dear)} could not be tried.")
     if len(verdict.leading) > 1:
-        said.append(
-            f"More samples may tell {joined(verdict.leading)} apart; until then any of them is as good."
+        sentences.append(
+            f"More samples may separate {joined(verdict.leading)}; until then any of them is as good."
         )
     if verdict.absent:
-        said.append(
+        sentences.append(
             "Other models of its kind, trained on shuffled labels, say, and given as others=[...]: set "
             "against them, provisional trust becomes trust or goes."
         )
-    return said
+    return sentences
 
 
 def _removed(task: Task) -> str:
@@ -123,18 +125,18 @@ def _removed(task: Task) -> str:
 
 
 def _limits(audit: Audit) -> list[str]:
-    """What the answer does not say."""
+    """What the verdict does not cover."""
     task, verdict = audit.task, audit.verdict
-    said = [
-        f"It rests on {verdict.samples} samples, drawn by a fixed rule from those given; it says nothing "
-        "about inputs unlike them.",
+    sentences = [
+        f"It rests on {verdict.samples} samples, drawn by a fixed rule from those given, and does not "
+        "cover inputs unlike them.",
         "Trusted means: its maps name features this model uses, and name others for another model. It does "
         "not mean that the model is right, nor that a person understands the map.",
-        "Removal asks the model about inputs with features missing "
+        "Removal evaluates the model on inputs with features missing "
         f"({_removed(task)}); such inputs do not occur in practice.",
         f"The chance that any method is called trusted without deserving it is kept at {ALPHA:.0%} for the "
         "controls listed here; a cheat nobody thought of is not covered.",
     ]
     if verdict.absent:
-        said.append("One criterion is absent, so trust is provisional.")
-    return said
+        sentences.append("One criterion is absent, so trust is provisional.")
+    return sentences

@@ -51,8 +51,8 @@ def gallery(
     shown = {who: e for who, e in explanations.items() if len(e) == len(task)}
     if not shown or not len(task):
         return {"kind": "none", "items": [], "of": len(task)}
-    judged = [e for who, e in shown.items() if statuses.get(who) != "control"]
-    disputed = disagreement(judged)
+    compared = [e for who, e in shown.items() if statuses.get(who) != "control"]
+    disputed = disagreement(compared)
     chosen = _chosen(disputed, min(samples, len(task)))
     kind = _kind(task, next(iter(shown.values())))
     correct = None if task.labels is None or task.head not in ("multiclass", "binary") else task.labels

@@ -31,7 +31,7 @@ AGAIN = "copy the whole folder again, or run the audit again"
 
 
 def identity(audit: Audit) -> dict[str, Any]:
-    """Digests of everything an answer is about, and the call that repeats it."""
+    """Digests of everything the verdict is about, and the call that repeats it."""
     task = audit.task
     return {
         "model": model_name(task),
