@@ -317,3 +317,11 @@ def test_one_sample_and_classes_are_refused():
         audit(vd.tasks.load("known/linear")[:1])
     with pytest.raises(InputError, match="classes"):
         audit(vd.gef.class_task(vd.tasks.load("digits")))
+
+
+def test_who_stops_early_says_so_at_once():
+    task = vd.tasks.load("known/linear")
+    result = audit(task, explainers=["input_x_gradient", "occlusion"], effort=FAST, samples=40, budget=30_000)
+    assert result.sentences[1].startswith(
+        "Decided on 24 of 40 samples: the next stage does not fit the budget"
+    )

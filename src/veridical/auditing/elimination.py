@@ -183,6 +183,8 @@ class Elimination:
     """Who could not be tried within the budget, and why."""
     used: float = 0.0
     """Rows evaluated so far, by the estimate."""
+    ended: str = ""
+    """Why it ended before all samples were compared, if so."""
     stages: list[Stage] = field(default_factory=list)
     yardsticks: dict[str, Explanation] = field(default_factory=dict)
     """Maps that show whether the model treats samples alike, where they were made."""

@@ -207,9 +207,12 @@ def audit(
     with clock("concepts"):
         compared = concepts_of(whole, methods_of_concepts, seed, evaluation, notes)
     notes += incomplete(evaluation.scores.values())
+    ended = elimination.ended and (
+        f"Decided on {elimination.samples} of {len(task)} samples: {elimination.ended}."
+    )
     return Audit(
         task=task,
-        verdict=replace(verdict, sentences=sentences(verdict, checks, skipped, notes)),
+        verdict=replace(verdict, sentences=sentences(verdict, checks, skipped, notes, ended)),
         checks=checks,
         evaluation=evaluation,
         reliability=reliability,
@@ -242,10 +245,7 @@ def _eliminate(
         raise InputError("no explainer fits the budget: " + "; ".join(elimination.left_out.values()))
     for start, stop in elimination.steps:
         if start and not elimination.fits(stop - start, elimination.remaining):
-            notes.append(
-                f"The elimination ended at {start} samples: the next stage does not fit the budget of "
-                f"{elimination.budget:,} rows."
-            )
+            elimination.ended = f"the next stage does not fit the budget of {elimination.budget:,} rows"
             break
         elimination.analyse(start, stop)
         if not start:
@@ -258,7 +258,7 @@ def _eliminate(
         if stop == len(elimination.task):
             break
         if not elimination.drop(rules, seed) and stop >= STOP_AFTER:
-            notes.append(f"The elimination ended at {stop} samples: nothing was open any more.")
+            elimination.ended = "nothing was open any more"
             break
     for control in elimination.controls.values():
         if control.dropped:

@@ -29,11 +29,14 @@ def in_words(rival: str, head: str = "multiclass") -> str:
 
 
 def sentences(
-    verdict: Verdict, checks: Checks, skipped: Mapping[str, str], notes: Sequence[str] = ()
+    verdict: Verdict, checks: Checks, skipped: Mapping[str, str], notes: Sequence[str] = (), ended: str = ""
 ) -> tuple[str, ...]:
-    """What a reader must know, most important first."""
+    """What a reader must know, most important first; `ended` is why not all samples were compared."""
+    first, *choice = _choice(verdict)
     return (
-        *_choice(verdict),
+        first,
+        *([ended] if ended else []),
+        *choice,
         *_not_tried(skipped),
         *_of_the_class(verdict),
         *_distrust(verdict),
