@@ -141,7 +141,7 @@ def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Modu
         None,
         False,
     )
-    return model.eval(), Cost(state.forward, state.backward)
+    return model.eval(), state.cost
 
 
 @dataclass(frozen=True)

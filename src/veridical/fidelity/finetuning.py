@@ -174,7 +174,7 @@ def finetune(
         "history": state.history,
         "best_epoch": state.best_epoch,
         "held_out": asdict(held_out),
-        "cost": [state.forward + spent.forward, state.backward + spent.backward],
+        "cost": [state.cost.forward + spent.forward, state.cost.backward + spent.backward],
     }
     files.save_tensors(path, KIND, {**model.state_dict(), ROW_DIGESTS: rows.digests}, header, path.stem)
     resume.unlink(missing_ok=True)

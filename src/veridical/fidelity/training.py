@@ -27,6 +27,7 @@ from veridical.core.progress import track
 from veridical.errors import InputError
 from veridical.fidelity.training_rows import Rows
 from veridical.functional.devices import random_states
+from veridical.models.cost import Cost
 from veridical.models.predictor import Output, call, take_side
 
 log = logging.getLogger("veridical")
@@ -61,8 +62,7 @@ class Progress:
     best_loss: float = math.inf
     epoch: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
-    forward: int = 0
-    backward: int = 0
+    cost: Cost = field(default_factory=Cost)
 
     def summary(self) -> str:
         """The last losses, for a progress bar."""
@@ -140,14 +140,11 @@ def fit(
         first = validation_loss()
         # the starting weights are a candidate like any other: training may only make them worse
         state = Progress(first, _copied(model), best_loss=first if math.isfinite(first) else math.inf)
-        state.forward += len(held)
     what = "fine-tuning" if schedule.masks else "fine-tuning without masks"
     for epoch in track(range(state.epoch, schedule.epochs), what, show, state.summary):
         if state.epoch - state.best_epoch >= schedule.patience:
             break
         losses = {"training": trained_loss(epoch), "validation": validation_loss()}
-        state.forward += len(learn) + len(held)
-        state.backward += len(learn)
         state.history.append(losses)
         if not all(map(math.isfinite, losses.values())):
             if resume is not None:
@@ -160,11 +157,14 @@ def fit(
         if losses["validation"] < state.best_loss:
             state.best_epoch, state.best_loss, state.best = epoch + 1, losses["validation"], _copied(model)
         if resume is not None:
-            content = {"model": model.state_dict(), "optimiser": steps.state_dict(), "progress": vars(state)}
+            progress = {name: value for name, value in vars(state).items() if name != "cost"}
+            content = {"model": model.state_dict(), "optimiser": steps.state_dict(), "progress": progress}
             buffer = io.BytesIO()
             torch.save(content, buffer)
             write_file(resume, buffer.getvalue())
     model.load_state_dict(state.best)
+    epochs = len(state.history)
+    state.cost = Cost(len(held) + epochs * len(rows.inputs), epochs * len(learn))
     return state
 
 
