@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import veridical.cli  # noqa: F401 (adds all commands)
 from tests.data_tests.test_huggingface import (  # noqa: F401 (fixtures)
     DECISIVE,
+    NAMES,
+    NEUTRAL,
     random_bert,
-    reviews,
-    trained_bert,
     transformers,
 )
 from veridical.cli.app import app
@@ -29,6 +31,39 @@ explainers: [exact_shapley, random]
 metrics: [pixel_flipping]
 samples: 12
 """
+
+
+def sentences(count: int, seed: int) -> tuple[list[str], list[int]]:
+    """Sentences of neutral words with one that decides, and their classes."""
+    rng = np.random.default_rng(seed)
+    texts, labels = [], rng.integers(0, 2, count).tolist()
+    for label in labels:
+        words = list(rng.choice(NEUTRAL, rng.integers(2, 6)))
+        words.insert(rng.integers(0, len(words) + 1), str(rng.choice(DECISIVE[label])))
+        texts.append(" ".join(words))
+    return texts, labels
+
+
+@pytest.fixture
+def trained_bert(tmp_path: Path, random_bert, transformers) -> Path:  # noqa: F811
+    """A folder with a tiny classifier after some seconds of training, beside a file of reviews."""
+    folder = tmp_path / "trained"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(random_bert)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(random_bert).train()
+    texts, labels = sentences(128, 1)
+    batch, truth = tokenizer(texts, padding=True, return_tensors="pt"), torch.tensor(labels)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(40):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(**batch).logits, truth).backward()
+        optimiser.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    rows = [
+        json.dumps({"text": t, "label": NAMES[label]}) for t, label in zip(*sentences(60, 2), strict=True)
+    ]
+    (tmp_path / "reviews.jsonl").write_text("\n".join(rows))
+    return folder
 
 
 def followed(name: str) -> dict[str, Any]:
@@ -56,7 +91,7 @@ def beats(table: Any, better: str, worse: str, metric: str) -> bool:
     return bool(gap.mean() > 2 * gap.std() / len(gap) ** 0.5)
 
 
-def test_text(tmp_path: Path, trained_bert, reviews, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_text(tmp_path: Path, trained_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my-classifier").symlink_to(trained_bert)
     found = followed("text.py")
