@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference.small_models import Convolution, Text, mlp
 from veridical.core import key as keyed
+from veridical.core.facts import fact, train_fact
 from veridical.core.key import Key
 from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
@@ -177,6 +178,27 @@ def test_a_task_cannot_be_changed_in_place() -> None:
     with pytest.raises(AttributeError, match=r"use task.with_"):
         task.inputs = X  # type: ignore[misc]
     assert task != vd.Task(task.model, X)
+
+
+def test_facts_are_computed_once_and_a_derived_task_begins_without() -> None:
+    made = []
+
+    @fact
+    def total(task: vd.Task, times: int) -> float:
+        made.append(times)
+        return times * float(task.inputs.sum())
+
+    @train_fact
+    def mean(task: vd.Task) -> Tensor:
+        made.append("train")
+        return task.train.mean(0)
+
+    task = vd.Task(mlp(), X, train=X)
+    assert total(task, 2) == total(task, 2)
+    assert total(task, 3) != total(task.with_inputs(X + 1), 3)
+    assert mean(task) is mean(task.with_noise(0.1, KEY)) is mean(task[:2])
+    torch.testing.assert_close(mean(task.changed(train=X + 1)), X.mean(0) + 1)
+    assert made == [2, 3, 3, "train", "train"]
 
 
 # --- heads ----------------------------------------------------------------------------------------------
