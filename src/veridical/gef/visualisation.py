@@ -92,7 +92,20 @@ def visualise(
 
 
 def plot_classes(pictures: Explanation, names: Sequence[str] | None = None) -> Figure:
-    """Draw what `visualise` made: the images in a row, each with its class."""
+    """Draw what `visualise` made: the images in a row, each with its class.
+
+    Parameters
+    ----------
+    pictures : Explanation
+        One image a class.
+    names : sequence of str, optional
+        Names of the classes, by their number.
+
+    Returns
+    -------
+    Figure
+        The figure of matplotlib.
+    """
     classes = pictures.targets.tolist()
     figure, grid = pyplot().subplots(1, len(classes), figsize=(1.8 * len(classes), 2.2), squeeze=False)
     for cell, image, class_ in zip(grid[0], pictures.maps(), classes, strict=True):
