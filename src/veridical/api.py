@@ -14,7 +14,7 @@ import torch
 
 from veridical.core.allowed import Count
 from veridical.core.key import Key
-from veridical.core.progress import track
+from veridical.core.progress import status, track
 from veridical.core.registry import Catalogue
 from veridical.core.settings import checked
 from veridical.errors import InputError, MemoryLimitError, VeridicalError, VeridicalWarning
@@ -95,17 +95,19 @@ def explain(
 def _explained(
     explainer: Explainer, task: Task, key: Key, cache: str | Path | None, memo: Memo | None
 ) -> Explanation:
-    with _within_memory(f"explaining by {explainer.name}"):
+    with _working(f"explaining by {explainer.name}", task):
         if cache is None:
             return explainer(task, key, memo)
         return ExplanationCache(cache).get(explainer, task, key, memo)
 
 
 @contextmanager
-def _within_memory(what: str) -> Iterator[None]:
-    """Say in a sentence where memory ends."""
+def _working(what: str, task: Task) -> Iterator[None]:
+    """Show progress at a terminal, and say in a sentence where memory ends."""
+    tally = task.predictor.meter.here
     try:
-        yield
+        with status(f"{what}, {len(task)} samples", lambda: tally.rows):
+            yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, VeridicalError) or not out_of_memory(error):
             raise
@@ -202,7 +204,7 @@ def _scored(
                 "object or a function), not a finished map"
             )
         method = as_explainer(explanation)
-        with _within_memory(f"scoring {method.name} by {metric.name}"):
+        with _working(f"scoring {method.name} by {metric.name}", task):
             if repeats == 1:
                 return metric(task, method, Key(seed), memo)
             return with_repeats(
@@ -217,7 +219,7 @@ def _scored(
     subject = as_explainer(explanation) if given is None else given
     key = Key(seed)
     who = subject.name if isinstance(subject, Explainer) else subject.explainer
-    with _within_memory(f"scoring {who} by {metric.name}"):
+    with _working(f"scoring {who} by {metric.name}", task):
         maps = _explained(subject, task, key, cache, memo) if isinstance(subject, Explainer) else subject
         if repeats == 1:
             found = metric(task, maps, key, memo)
@@ -368,7 +370,7 @@ def _of_group(
     """The score of one method among several that share work, when the first is wanted."""
     assert isinstance(metric, ExplainerMetric)
     if not known:
-        with _within_memory(f"scoring {len(methods)} methods by {metric.name}"):
+        with _working(f"scoring {len(methods)} methods by {metric.name}", task):
             known.update(metric.score_all(task, methods, Key(seed), memo))
     found = known[who]
     if isinstance(found, Exception):
