@@ -159,10 +159,6 @@ def test_a_constant_row_fills_one_bin():
         histogram_entropy(torch.ones(3), bins=0)
 
 
-UNIFORM = torch.full((7, 7), 1 / 49, dtype=torch.float64)
-OFFSET = torch.arange(11, dtype=torch.float64) - 5
-GAUSSIAN = torch.exp(-(OFFSET.square().unsqueeze(-1) + OFFSET.square()) / (2 * 1.5**2))
-GAUSSIAN /= GAUSSIAN.sum()
 IMAGES = [
     (cases.smooth(13, 12), cases.smooth(13, 12) + 0.5 * cases.smooth(13, 12, seed=1)),
     (cases.tied(12, 14), cases.tied(12, 14, seed=1)),
@@ -176,12 +172,8 @@ def joint_range(a, b):
 
 def test_ssim_agrees_with_its_definition():
     for a, b in IMAGES:
-        for window, weights in (("uniform", UNIFORM), ("gaussian", GAUSSIAN)):
-            for sample in (True, False):
-                expected = reference.ssim(a.tolist(), b.tolist(), weights.tolist(), joint_range(a, b), sample)
-                cases.assert_same(ssim(a, b, window=window, sample_covariance=sample), expected)
-        given_range = reference.ssim(a.tolist(), b.tolist(), UNIFORM.tolist(), 2.5, True)
-        cases.assert_same(ssim(a, b, data_range=2.5), given_range)
+        expected = reference.ssim(a.tolist(), b.tolist(), 7, joint_range(a, b))
+        cases.assert_same(ssim(a, b), expected)
 
 
 def test_agrees_with_scikit_image_where_installed():
@@ -190,9 +182,6 @@ def test_agrees_with_scikit_image_where_installed():
         span = joint_range(a, b)
         expected = skimage.structural_similarity(a.numpy(), b.numpy(), data_range=span)
         cases.assert_same(ssim(a, b), expected)
-        wang = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
-        expected = skimage.structural_similarity(a.numpy(), b.numpy(), data_range=span, **wang)
-        cases.assert_same(ssim(a, b, window="gaussian", sample_covariance=False), expected)
 
 
 def test_batches_are_images_side_by_side():
@@ -230,7 +219,7 @@ def test_windows_that_touch_a_masked_pixel_are_left_out():
 
 def test_far_from_zero_variances_do_not_cancel():
     a, b = cases.tied(10, 10) + 2.0**30, cases.tied(10, 10, seed=1) + 2.0**30
-    expected = reference.ssim(a.tolist(), b.tolist(), UNIFORM.tolist(), joint_range(a, b), True)
+    expected = reference.ssim(a.tolist(), b.tolist(), 7, joint_range(a, b))
     cases.assert_same(ssim(a, b), expected, atol=1e-9)
 
 
@@ -241,8 +230,6 @@ def test_mistakes_are_named():
         ssim(torch.rand(9), torch.rand(9))
     with pytest.raises(InputError, match="odd"):
         ssim(torch.rand(9, 9), torch.rand(9, 9), size=4)
-    with pytest.raises(InputError, match="box"):
-        ssim(torch.rand(9, 9), torch.rand(9, 9), window="box")
 
 
 def test_area_agrees_with_numpy():
@@ -257,13 +244,6 @@ def test_area_agrees_with_its_definition(points):
     y, x = (list(column) for column in zip(*points, strict=True))
     cases.assert_same(area_under_curve(cases.row(y)), reference.area_under_curve(y))
     cases.assert_same(area_under_curve(cases.row(y), cases.row(x)), reference.area_under_curve(y, x))
-
-
-def test_masked_points_are_dropped_and_neighbours_joined():
-    y, x = cases.smooth(6, 14), cases.smooth(6, 14, seed=1)
-    where = cases.mask(6, 14)
-    cases.assert_mask_means_absent(area_under_curve, y, where=where)
-    cases.assert_mask_means_absent(lambda y, x, where=None: area_under_curve(y, x, where), y, x, where=where)
 
 
 def test_closed_forms_area():

@@ -78,18 +78,6 @@ def holm(p: list[float]) -> list[float]:
     return [math.nan if math.isnan(q) else adjusted[q] for q in p]
 
 
-def isotonic_fit(y: list[float], weights: list[float], increasing: bool) -> list[float]:
-    """The min-max formula: f_k = max over i <= k of min over j >= k of the mean of y_i..y_j."""
-    sign = 1 if increasing else -1
-    n = len(y)
-
-    def mean(i: int, j: int) -> float:
-        w = weights[i : j + 1]
-        return sign * math.fsum(a * b for a, b in zip(y[i : j + 1], w, strict=True)) / math.fsum(w)
-
-    return [sign * max(min(mean(i, j) for j in range(k, n)) for i in range(k + 1)) for k in range(n)]
-
-
 def area_under_curve(y: list[float], x: list[float] | None = None) -> float:
     x = x if x is not None else [float(i) for i in range(len(y))]
     return sum((x[i + 1] - x[i]) * (y[i] + y[i + 1]) / 2 for i in range(len(y) - 1))
@@ -129,18 +117,11 @@ def round_to_grid(responses: list[float], relative_step: float) -> list[float]:
     return [round(r / step) * step if step else r for r in responses]
 
 
-def ssim(
-    a: list[list[float]],
-    b: list[list[float]],
-    weights: list[list[float]],
-    data_range: float,
-    sample_covariance: bool,
-) -> float:
-    """Wang et al. (2004) window by window, with (co)variances taken about the window's own weighted mean."""
-    size = len(weights)
-    flat = [w for line in weights for w in line]
+def ssim(a: list[list[float]], b: list[list[float]], size: int, data_range: float) -> float:
+    """Wang et al. (2004) window by window, with (co)variances taken about the window's own mean."""
+    flat = [1 / size**2] * size**2
     c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
-    correction = size**2 / (size**2 - 1) if sample_covariance else 1.0
+    correction = size**2 / (size**2 - 1)
     values = []
     for top in range(len(a) - size + 1):
         for left in range(len(a[0]) - size + 1):

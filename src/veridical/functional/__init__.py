@@ -34,7 +34,6 @@ from veridical.functional.significance import (
     betting_wealth,
     bootstrap_interval,
     holm,
-    isotonic_fit,
     signed_rank,
     win_units,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "has_spread",
     "histogram_entropy",
     "holm",
-    "isotonic_fit",
     "kendall_tau_b",
     "leading_group",
     "mean_units",

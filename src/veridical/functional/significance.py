@@ -1,4 +1,4 @@
-"""Tests, corrections, intervals and monotone fits over the samples of a score."""
+"""Tests, corrections and intervals over the samples of a score."""
 
 from __future__ import annotations
 
@@ -159,9 +159,7 @@ class SignedRank(NamedTuple):
     rank_biserial: Tensor
 
 
-def signed_rank(
-    x: Tensor, y: Tensor | None = None, where: Tensor | None = None, *, tied_exact_up_to: int = 0
-) -> SignedRank:
+def signed_rank(x: Tensor, y: Tensor | None = None, where: Tensor | None = None) -> SignedRank:
     """Test whether differences `x - y` (or `x` alone) are symmetric around zero, two-sided, zeros split.
 
     With R+ and R- the sums of the ranks of |d| over positive and negative d, each given half the ranks of the
@@ -171,9 +169,6 @@ def signed_rank(
     without continuity correction. Identical vectors give p = 1. NaN without any valid difference, or with a
     NaN among them.
 
-    Rows of up to `tied_exact_up_to` (at most 50) differences *with* zeros or ties get the exact distribution
-    over all changes of sign instead; 13 is what recent versions of SciPy do under `method="auto"`.
-
     Parameters
     ----------
     x : Tensor
@@ -182,8 +177,6 @@ def signed_rank(
         Rows that are subtracted.
     where : Tensor, optional
         Boolean mask of the entries that count, broadcast against the rows.
-    tied_exact_up_to : int
-        Up to how many differences with zeros or ties the distribution is exact; at most 50.
 
     Returns
     -------
@@ -196,8 +189,6 @@ def signed_rank(
     >>> test.statistic.item(), test.p.item(), test.rank_biserial.item()
     (0.0, 0.0625, 1.0)
     """
-    if not 0 <= tied_exact_up_to <= _EXACT_UP_TO:
-        raise InputError(f"tied_exact_up_to must be from 0 to {_EXACT_UP_TO}, got {tied_exact_up_to}")
     if y is None:
         difference, valid = align(where, x=x)
     else:
@@ -221,11 +212,6 @@ def signed_rank(
     tied = ((together > 1) | (sorted_usable & (sorted_sign == 0))).any(-1)
     p = _normal_p(plus, n, together)
     p = torch.where(~tied & (n <= _EXACT_UP_TO), _exact_p(smaller, n), p)
-    if tied_exact_up_to:
-        signed = torch.where(sorted_sign == 0, 0.0, rank)
-        tied_p = _sign_change_p(signed, smaller - half_of_zeros, tied_exact_up_to)
-        p = torch.where(tied & (n <= tied_exact_up_to), tied_p, p)
-
     biserial = (plus - minus) / (plus + minus)
     return SignedRank(nan_where(undefined, smaller), nan_where(undefined, p), nan_where(undefined, biserial))
 
@@ -256,20 +242,6 @@ def _exact_cdf(device: torch.device) -> Tensor:
         density[n] = density[n - 1] / 2
         density[n, n:] += density[n - 1, : width - n] / 2
     return density.cumsum(-1).to(device)
-
-
-def _sign_change_p(rank: Tensor, smaller: Tensor, most: int) -> Tensor:
-    """The exact two-sided p-value over all sign changes of up to `most` tied ranks; zeros have rank 0."""
-    # Average ranks are multiples of a half, so doubled ones index a table.
-    doubled = (2 * rank).to(torch.long).topk(min(most, rank.shape[-1]), dim=-1).values
-    total = torch.arange(most * (most + 1) + 1, device=rank.device)
-    density = (total == 0).to(torch.float64).expand(*rank.shape[:-1], -1)
-    for step in range(doubled.shape[-1]):
-        source = total - doubled[..., step : step + 1]
-        moved = torch.where(source >= 0, density.gather(-1, source.clamp(min=0)), 0.0)
-        density = (density + moved) / 2
-    as_low = total <= (2 * smaller).to(torch.long).unsqueeze(-1)
-    return (2 * torch.where(as_low, density, 0.0).sum(-1)).clamp(max=1.0)
 
 
 def holm(p: Tensor, where: Tensor | None = None) -> Tensor:
@@ -411,65 +383,3 @@ def _median(sample: Tensor, used: Tensor, size: Tensor) -> Tensor:
     lower = ((size - 1) // 2).clamp(min=0).expand(-1, 1, sample.shape[-1])
     upper = (size // 2).clamp(max=sample.shape[1] - 1).expand(-1, 1, sample.shape[-1])
     return ((ascending.gather(1, lower) + ascending.gather(1, upper)) / 2).squeeze(1)
-
-
-def isotonic_fit(
-    y: Tensor, weights: Tensor | None = None, increasing: bool = False, where: Tensor | None = None
-) -> Tensor:
-    """Fit the non-increasing (or non-decreasing) row nearest to `y` in weighted least squares.
-
-    `argmin sum w_i (y_i - f_i)^2` subject to `f_1 >= f_2 >= ...`: adjacent blocks that violate the order are
-    pooled into their weighted mean until none does; the result is monotone to the last bit. Masked entries
-    and those of weight 0 are ignored and come back as NaN; a NaN among the others makes its row NaN.
-
-    Parameters
-    ----------
-    y : Tensor
-        Rows (..., D).
-    weights : Tensor, optional
-        Weights of the entries; by default alike.
-    increasing : bool
-        Whether the fit is non-decreasing.
-    where : Tensor, optional
-        Boolean mask of the entries that count, broadcast against the rows.
-
-    Returns
-    -------
-    Tensor
-        Monotone rows (..., D).
-
-    Examples
-    --------
-    >>> isotonic_fit(torch.tensor([1.0, 0.5, 0.75, 0.25])).tolist()
-    [1.0, 0.625, 0.625, 0.25]
-    """
-    if weights is None:
-        y, valid = align(where, y=y)
-        weights = valid.to(torch.float64)
-    else:
-        y, weights, valid = align(where, y=y, weights=weights)
-        valid = valid & (weights != 0)
-    undefined = (valid & ~(y.isfinite() & (weights > 0))).any(-1, keepdim=True)
-
-    order = valid_first(valid)
-    used = valid.gather(-1, order) & ~undefined
-    sign = 1.0 if increasing else -1.0
-    value = torch.where(used, sign * y.gather(-1, order), 0.0)
-    weight = torch.where(used, weights.gather(-1, order), 0.0)
-
-    block = torch.arange(y.shape[-1], device=y.device).expand(y.shape)
-    level = value
-    while y.shape[-1] > 1:
-        # All violations of all rows at once: whatever the rest does, a falling run is one block in the end.
-        falls = (level[..., 1:] < level[..., :-1]) & used[..., 1:]
-        if not bool(falls.any()):
-            break
-        starts = torch.ones_like(used)
-        starts[..., 1:] = (block[..., 1:] != block[..., :-1]) & ~falls
-        block = starts.cumsum(-1) - 1
-        mass = torch.zeros_like(weight).scatter_add_(-1, block, weight)
-        mean = torch.zeros_like(value).scatter_add_(-1, block, weight * value) / mass
-        level = mean.gather(-1, block)
-
-    fitted = torch.empty_like(y, memory_format=torch.contiguous_format).scatter_(-1, order, sign * level)
-    return nan_where(~valid | undefined, fitted)

@@ -20,7 +20,6 @@ from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.errors import InputError, ModelError
-from veridical.functional import isotonic_fit
 from veridical.gef.perturbed_model import Perturbation, PerturbedModels
 from veridical.values.task import Task
 
@@ -236,8 +235,12 @@ class Search:
 
     def fit(self, means: Tensor) -> Tensor:
         """The falling fit of means (..., levels), each worth its number of draws."""
-        counts = torch.tensor([float(len(self.seen[place])) for place in self.places], dtype=torch.float64)
-        return isotonic_fit(means, counts.expand_as(means))
+        from scipy.optimize import isotonic_regression
+
+        counts = [len(self.seen[place]) for place in self.places]
+        rows = means.double().reshape(-1, len(counts)).numpy()
+        fitted = [isotonic_regression(row, weights=counts, increasing=False).x.tolist() for row in rows]
+        return torch.tensor(fitted, dtype=torch.float64).reshape(means.shape)
 
     def crossing(self, means: Tensor) -> tuple[Tensor, Tensor]:
         """Which level is the first at the goal, and where on the line from the one before it that is."""
