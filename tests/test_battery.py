@@ -25,6 +25,23 @@ def test_explainer_keeps_its_promises(name: str, modality: str) -> None:
     testing.check_explainer(explainers.make(name), modality)
 
 
+# settings that take another path through a metric than its defaults
+OTHER_SETTINGS = [
+    ("pixel_flipping", {"order": "lerf"}),
+    ("infidelity", {"perturbation": "noise", "draws": 10}),
+    ("selectivity", {"patch": 2}),
+    ("mprt", {"similarity": "pearson", "order": "independent"}),
+    ("random_logit", {"similarity": "pearson", "absolute": True}),
+    ("non_sensitivity", {"group": 4}),
+    ("top_k_intersection", {"k": 0.25}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), OTHER_SETTINGS, ids=[name for name, _ in OTHER_SETTINGS])
+def test_other_settings_keep_the_same_promises(name: str, settings: dict[str, object]) -> None:
+    assert testing.check_metric(metrics.make(name, **settings), "image")
+
+
 @pytest.mark.parametrize("modality", testing.MODALITIES)
 @pytest.mark.parametrize("name", list(metrics))
 def test_metric_keeps_its_promises(name: str, modality: str) -> None:

@@ -10,11 +10,8 @@ import torch
 from torch import nn
 
 import veridical as vd
-from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import Explainer
-from veridical.metrics.re_explaining import at_once, explaining, stacked
-from veridical.models.context import Context
 
 
 def task_of(samples: int = 5, rows: int = 32) -> vd.Task:
@@ -39,37 +36,6 @@ class Written(Explainer):
             torch.arange(36).view(1, 6, 6) < (36 if self.whole else 1), self.what, 1.0
         ).double()
         return maps
-
-
-def test_as_many_draws_as_fit_a_chunk_and_one_for_those_that_draw_themselves():
-    task = task_of()
-    gradient = vd.list_explainers()  # names only
-    assert "gradient" in gradient
-    made = {name: vd.api.as_explainer(name) for name in ("gradient", "integrated_gradients", "random")}
-    assert at_once(made["gradient"], task, 10) == 6
-    assert at_once(made["gradient"], task, 4) == 4
-    assert at_once(made["integrated_gradients"], task, 10) == 1
-    assert at_once(made["random"], task, 10) == 1
-
-
-def test_stacked_samples_are_explained_like_those_alone():
-    task = task_of()
-    explainer = vd.api.as_explainer("input_x_gradient")
-    three = stacked(task, 3)
-    assert len(three) == 15
-    with explaining(explainer, Context(), task) as explain:
-        together = explain(three, Key(0)).unflatten(0, (3, 5))
-        alone = explain(task, Key(0))
-    for part in together:
-        torch.testing.assert_close(part, alone, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "name", ["max_sensitivity", "relative_output_stability", "continuity", "smooth_mprt"]
-)
-def test_how_many_are_explained_at_once_changes_nothing(name):
-    few, many = (vd.score(name, task_of(rows=rows), "gradient").values for rows in (8, 4096))
-    torch.testing.assert_close(few, many, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("what", [float("nan"), float("inf")])

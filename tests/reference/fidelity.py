@@ -99,19 +99,6 @@ def expected_fall(tiers: Sequence[int], g: Callable[[Sequence[int]], Fraction], 
     return g(list(tiers)) - total
 
 
-def enumerated_fall(tiers: Sequence[int], g: Callable[[Sequence[int]], Fraction], s: int, k: int) -> Fraction:
-    """The same by listing every subset: for small s only."""
-    tier_of = [tier for tier, size in enumerate(tiers) for _ in range(size)]
-    total, ways = Fraction(0), 0
-    for subset in itertools.combinations(range(s), k):
-        left = list(tiers)
-        for feature in subset:
-            left[tier_of[feature]] -= 1
-        total += g(left)
-        ways += 1
-    return g(list(tiers)) - total / ways
-
-
 def micro_rank(correlations: dict[str, list[float]], sign: int) -> dict[str, float]:
     """Mean rank over sizes: ties get the best rank, undefined ranks last."""
     out = dict.fromkeys(correlations, 0.0)

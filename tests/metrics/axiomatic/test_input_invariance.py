@@ -8,7 +8,6 @@ from tests.reference import metrics as robustness
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, text_task
 from veridical.explainers import IntegratedGradients
 from veridical.metrics.axiomatic.input_invariance import shifted
-from veridical.models.predictor import Plan
 
 
 def test_the_compensated_model_answers_alike() -> None:
@@ -33,9 +32,6 @@ def assert_closed_form(shift: float) -> None:
 
 def test_closed_form_of_input_x_gradient() -> None:
     assert_closed_form(2.0)
-
-
-def test_the_opposite_shift_is_noticed() -> None:
     with pytest.raises(AssertionError):
         assert_closed_form(-2.0)
 
@@ -57,12 +53,10 @@ def test_a_baseline_at_zero_fails_and_one_at_the_mean_does_not() -> None:
     assert occlusion.max() < 1e-6
 
 
-def test_counts_plan_and_settings() -> None:
+def test_counts_and_settings() -> None:
     task = image_task(rows=11)
     scores = vd.score("input_invariance", task, "input_x_gradient")
     assert (scores.cost.forward, scores.cost.backward) == (22, 22)
-    many = vd.score("input_invariance", task.with_plan(Plan(rows=64)), "input_x_gradient").values
-    torch.testing.assert_close(many, scores.values, rtol=1e-9, atol=1e-9)
     with pytest.raises(vd.errors.InputError, match="shift"):
         vd.score("input_invariance", task, "gradient", shift=0.0)
 

@@ -10,7 +10,6 @@ import veridical as vd
 from tests.reference import metrics as map_scores
 from tests.reference.metric_cases import image_task, linear_task, numbers
 from veridical.core.space import Space
-from veridical.functional import _rows as blocks
 from veridical.metrics.tie_orders import TIES_DECIDE
 from veridical.values.explanation import Explanation
 
@@ -46,11 +45,6 @@ def test_agrees_with_the_definition_by_hand_ties_included(name: str) -> None:
     maps[1] = maps[1].round()
     maps[3, 4:9] = maps[3].max()
     assert_by_hand(name, maps, BY_HAND[name])
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_an_inverted_mask_is_noticed(name: str) -> None:
-    maps = numbers("maps", 6, V)
     with pytest.raises(AssertionError):
         assert_by_hand(name, maps, lambda e, m: BY_HAND[name](e, [not x for x in m]))
 
@@ -161,14 +155,6 @@ def test_features_that_do_not_exist_do_not_count(name: str) -> None:
     space = Space("column", (V + 3,), V + 3, torch.arange(V + 3), valid=valid)
     got = vd.score(name, masked_task(masks, V + 3, space=space), wide).values
     torch.testing.assert_close(got, vd.score(name, masked_task(MASK), maps).values)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_blocks_of_samples_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    maps = numbers("maps", 6, V)
-    whole = vd.score(name, masked_task(MASK), maps).values
-    monkeypatch.setattr(blocks, "_BLOCK", 2 * V + 1)
-    assert torch.equal(vd.score(name, masked_task(MASK), maps).values, whole)
 
 
 # --- focus ---------------------------------------------------------------------------------------------

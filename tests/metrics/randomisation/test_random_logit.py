@@ -8,7 +8,6 @@ from tests.reference import metrics as randomisation
 from tests.reference.metric_cases import image_task, linear_task, mlp_task
 from veridical.core.key import Key
 from veridical.metrics.randomisation.random_logit import other_targets
-from veridical.models.predictor import Plan
 
 
 def assert_closed_form(shift: int) -> None:
@@ -26,9 +25,6 @@ def assert_closed_form(shift: int) -> None:
 
 def test_closed_form_on_a_linear_model() -> None:
     assert_closed_form(0)
-
-
-def test_comparing_with_another_output_is_noticed() -> None:
     with pytest.raises(AssertionError):
         assert_closed_form(1)
 
@@ -55,12 +51,10 @@ def test_a_map_that_ignores_the_output_scores_one_and_a_binary_head_minus_one() 
     assert (vd.score("random_logit", binary, "gradient").values == -1.0).all()
 
 
-def test_counts_plan_and_ssim() -> None:
+def test_counts_and_ssim() -> None:
     task = image_task(rows=11)
     scores = vd.score("random_logit", task, "gradient", draws=2)
     assert (scores.cost.forward, scores.cost.backward) == (33, 33)
-    many = vd.score("random_logit", task.with_plan(Plan(rows=64)), "gradient", draws=2).values
-    torch.testing.assert_close(many, scores.values, rtol=1e-9, atol=1e-9)
     assert (vd.score("random_logit", task, "gradient", similarity="ssim").values < 1).all()
 
 
