@@ -18,7 +18,7 @@ import torch
 
 from veridical.concepts import dictionary_training as training
 from veridical.core.key import Key
-from veridical.dictionaries import Stream, TopK
+from veridical.dictionaries import TopK
 
 
 def timed(run: Callable[[int], None], steps: int, device: str) -> float:
@@ -66,7 +66,7 @@ def main() -> None:
     chosen = parser.parse_args()
     rows = torch.randn(4 * chosen.batch, chosen.dimension, device=chosen.device)
     recipe = TopK(chosen.atoms, 10**6, chosen.batch, active=chosen.active)
-    run = training.Run(Stream.of(rows), recipe, Key(0), None)
+    run = training.Run(rows, recipe, Key(0), None)
     products = bare(rows, chosen.atoms, chosen.batch)
     found: dict[str, list[float]] = {"step": [], "step, whole products": [], "products and Adam": []}
     usual = training.WIDE

@@ -226,7 +226,7 @@ def test_positions_that_are_skipped_stay_as_they_are() -> None:
 
 def test_padding_is_neither_judged_nor_replaced() -> None:
     task = vd.tasks.load("reviews")[:16]
-    words = vd.dictionaries.activations(task, "embedding", axis=-1).shard(0)
+    words = vd.dictionaries.activations(task, "embedding", axis=-1)
     bench = Bench(task, "embedding", words, axis=-1, parts=2)
     assert torch.equal(bench.test, words)
     assert len(bench.row_part) == len(words) == int(task.space.valid.sum())

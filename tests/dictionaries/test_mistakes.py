@@ -7,12 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import veridical as vd
 from veridical.dictionaries import (
     Bench,
     Superposition,
     TopK,
-    activations,
     controls,
     judge,
     mcc,
@@ -38,7 +36,6 @@ REFUSED: dict[str, Callable[[], object]] = {
     "expected rows": lambda: train(torch.zeros(3), SHORT),
     "NaN or infinite": lambda: train(torch.full((4, 2), torch.nan), TopK(4, 2, active=1)),
     "atoms have shape": lambda: train(WORLD.rows(30), SHORT, atoms=torch.zeros(3, 12)),
-    "shards is from 1": lambda: activations(vd.tasks.load("digits")[:4], "0", shards=9),
     "too few for 8 parts": lambda: Bench(BENCH.task[:9], "embed", BENCH.train),
     "train_labels": lambda: Bench(BENCH.task, "embed", BENCH.train, ONE(3, 2)),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ import veridical as vd
 from tests.reference.dictionaries import train_topk
 from veridical.concepts import dictionary_training
 from veridical.core.key import integers, normal
-from veridical.dictionaries import BatchTopK, ReLU, Stream, Superposition, TopK, train
+from veridical.dictionaries import BatchTopK, ReLU, Superposition, TopK, train
 from veridical.errors import FormatError
 
 WORLD = Superposition(features=24, dimensions=12, active=2.0, groups=3)
@@ -60,14 +61,17 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path, recipe: vd.dic
     whole = train(rows(), recipe, 5)
     path = tmp_path / "run.pt"
 
-    class Stopping(Stream):
-        def batch(self, key: vd.core.Key, step: int, size: int) -> Tensor:
-            if step == 27:
+    class Stopping(type(recipe)):  # type: ignore[misc]
+        steps_left = 27
+
+        def codes(self, before: Tensor) -> Tensor:
+            Stopping.steps_left -= 1
+            if Stopping.steps_left < 0:
                 raise KeyboardInterrupt
-            return super().batch(key, step, size)
+            return super().codes(before)
 
     with pytest.raises(KeyboardInterrupt):
-        train(Stopping(lambda _: rows()), recipe, 5, checkpoint=path, every=10)
+        train(rows(), Stopping(**vars(recipe)), 5, checkpoint=path, every=10)
     again = train(rows(), recipe, 5, checkpoint=path, every=10)
     assert same(whole.dictionary, again.dictionary)
     assert torch.equal(whole.losses, again.losses)
@@ -78,24 +82,16 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path, recipe: vd.dic
         train(rows(), recipe, 6, checkpoint=path)
 
 
-def test_shards_are_read_one_at_a_time_and_all_of_them() -> None:
-    seen: list[int] = []
-    given = rows()
-
-    def read(number: int) -> Tensor:
-        seen.append(number)
-        return given[number::3]
-
-    train(Stream(read, shards=3, stay=5), SHORT)
-    assert set(seen) == {0, 1, 2}
-    assert len(seen) <= 1 + SHORT.steps // 5
+def test_rows_are_read_from_a_file_batch_by_batch(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    np.save(path, rows().numpy())
+    mapped = np.load(path, mmap_mode="c")
+    assert same(train(mapped, SHORT).dictionary, train(rows(), SHORT).dictionary)
     task = vd.tasks.load("digits")[:12]
     layer = next(name for name, m in task.model.named_modules() if isinstance(m, torch.nn.Conv2d))
-    stream = vd.dictionaries.activations(task, layer, shards=3)
-    everything = torch.cat([stream.shard(i) for i in range(3)])
-    whole = vd.dictionaries.activations(task, layer).shard(0)
-    assert everything.shape == whole.shape
-    assert torch.allclose(everything.sum(0), whole.sum(0), rtol=1e-4)
+    whole = vd.dictionaries.activations(task, layer)
+    parts = [vd.dictionaries.activations(task[[i]], layer) for i in range(12)]
+    assert torch.allclose(whole, torch.cat(parts), rtol=1e-4)
 
 
 def test_loss_falls_and_atoms_have_length_one() -> None:

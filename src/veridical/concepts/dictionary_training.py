@@ -1,12 +1,11 @@
-"""Train a sparse dictionary on a stream of activations; a run that was stopped goes on where it was."""
+"""Train a sparse dictionary on activations; a run that was stopped goes on where it was."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,7 +16,7 @@ from torch.nn.functional import embedding_bag, normalize
 from veridical.concepts.dictionary import Dictionary
 from veridical.core.allowed import Count, NotNegative, Positive
 from veridical.core.files import write_file
-from veridical.core.key import Key, as_key, integers, normal, permutation
+from veridical.core.key import Key, as_key, integers, normal
 from veridical.core.progress import track
 from veridical.core.settings import Settings
 from veridical.errors import FormatError, InputError, ShapeError
@@ -122,53 +121,18 @@ class BatchTopK(Recipe):
         return positive.detach().flatten().topk(self.active * len(positive)).values[-1]
 
 
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """Rows (n, D) in shards: `read(i)` gives the i-th, and is read one at a time.
+_MEASURED = 2**20
+"""Rows, from the first on, that tell the scale of a set and where its centre is."""
 
-    Which rows make the batch of a step depends on the key and the step alone, so training can stop anywhere
-    and go on elsewhere. All rows in memory are a stream of one shard: `Stream.of(rows)`.
-    """
 
-    read: Callable[[int], Tensor]
-    """Gives the rows (n, D) of a shard by its number."""
-    shards: int = 1
-    """How many shards there are."""
-    stay: int = 64
-    """Steps that are made from a shard before the next is read; every round visits them in another order."""
-    _last: dict[int, Tensor] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def of(cls, rows: Any) -> Stream:
-        """A stream as it is, or the rows of an array."""
-        if isinstance(rows, Stream):
-            return rows
-        whole = torch.as_tensor(rows).detach()
-        if whole.dim() != 2 or not len(whole):
-            raise ShapeError(f"activations have shape {tuple(whole.shape)}; expected rows (n, dimensions)")
-        return cls(lambda _: whole)
-
-    def shard(self, number: int) -> Tensor:
-        """The rows of one shard in float32; only the last one read is held."""
-        if number not in self._last:
-            rows = self.read(number)
-            if not bool(torch.isfinite(rows).all()):
-                raise InputError(f"shard {number} of the activations has NaN or infinite values")
-            self._last.clear()
-            self._last[number] = rows.float()
-        return self._last[number]
-
-    def batch(self, key: Key, step: int, size: int) -> Tensor:
-        """The rows of one step (size, D), or fewer where a shard has fewer."""
-        visit = step // self.stay
-        number = 0
-        one = torch.zeros(1, dtype=torch.int64)
-        if self.shards > 1:
-            order = permutation(key / "shards", one, visit // self.shards, self.shards)[0]
-            number = int(order[visit % self.shards])
-        rows = self.shard(number)
-        one = one.to(rows.device)
-        return rows[integers(key / "batches", one, step, min(size, len(rows)), len(rows))[0]]
+def checked(rows: Any) -> Tensor:
+    """Rows (n, D) as they lie in memory, or in the file that an array is mapped from."""
+    whole = torch.as_tensor(rows).detach()
+    if whole.dim() != 2 or not len(whole):
+        raise ShapeError(f"activations have shape {tuple(whole.shape)}; expected rows (n, dimensions)")
+    if not all(bool(torch.isfinite(part).all()) for part in whole.split(_MEASURED)):
+        raise InputError("the activations have NaN or infinite values")
+    return whole
 
 
 WIDE = 1024
@@ -181,10 +145,10 @@ _MOVING = ("encoder", "bias", "decoder", "centre", "losses", "fired", "least")
 class Run:
     """Everything that moves while a dictionary is trained."""
 
-    def __init__(self, stream: Stream, recipe: Recipe, key: Key, given: Tensor | None) -> None:
-        first = stream.shard(0)
+    def __init__(self, rows: Tensor, recipe: Recipe, key: Key, given: Tensor | None) -> None:
+        first = rows[:_MEASURED].float()
         place, dimension, width = first.device, first.shape[1], recipe.width
-        self.stream, self.recipe, self.key = stream, recipe, key
+        self.rows, self.recipe, self.key = rows, recipe, key
         self.name = json.dumps({"recipe": recipe.to_json(), "key": [key.seed, *key.path]})
         # a constant row has no scale; any would do
         self.scale = first.square().mean().sqrt().clamp(min=1e-12)
@@ -206,12 +170,18 @@ class Run:
         self.revive_at = {recipe.steps * i // 16 for i in range(1, 9)}
         self.count_dead_from = recipe.steps - recipe.steps // 8
 
+    def batch(self, step: int) -> Tensor:
+        """The rows of a step, which the key and the step alone decide."""
+        one = torch.zeros(1, dtype=torch.int64, device=self.rows.device)
+        size, count = min(self.recipe.batch, len(self.rows)), len(self.rows)
+        return self.rows[integers(self.key / "batches", one, step, size, count)[0]].float()
+
     def step(self, step: int) -> None:
         """One step of Adam, atoms back to length 1, dead atoms brought back now and then."""
         recipe = self.recipe
         rate = recipe.rate * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
         self.optimiser.param_groups[0]["lr"] = rate
-        batch = self.stream.batch(self.key, step, recipe.batch) / self.scale
+        batch = self.batch(step) / self.scale
         if isinstance(recipe, TopK) and recipe.width >= WIDE:
             # the centre's gradient through the encoder is one vector's product, not the batch's
             here = self.centre.detach()
@@ -328,7 +298,8 @@ def train(
     Parameters
     ----------
     rows
-        Activations (n, D): an array, or a `Stream` of shards.
+        Activations (n, D). An array that is mapped from a file, as `numpy.load(path, mmap_mode="c")` gives,
+        is read batch by batch and may be larger than memory.
     recipe
         `TopK`, `BatchTopK` or `ReLU`.
     seed
@@ -355,7 +326,7 @@ def train(
     InputError
         Activations have NaN or infinite values.
     """
-    run = Run(Stream.of(rows), recipe, as_key(seed), atoms)
+    run = Run(checked(rows), recipe, as_key(seed), atoms)
     path = None if checkpoint is None else Path(checkpoint)
     begin = run.restore(path) if path is not None and path.is_file() else 0
     with torch.enable_grad():

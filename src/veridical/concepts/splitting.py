@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -401,8 +402,10 @@ def _affine(outputs: Tensor, leaf: Tensor, channels_last: bool) -> tuple[Tensor,
         if bool(((some != 0).any(-1).sum(1) != 1).any()):
             return None
         read = "token"
-    each = [slopes(one) for one in torch.eye(outputs.shape[1])]
-    return torch.stack([one[0].sum(0) for one in each if one is not None]), read
+    # rows do not meet, so that each of them brings the derivative of another output
+    rows, count = outputs.shape
+    each = [slopes(part) for part in torch.eye(math.ceil(count / rows) * rows, count).split(rows)]
+    return torch.cat([part.sum(1) for part in each if part is not None])[:count], read
 
 
 def _without(task: Task, places: set[int]) -> Tensor:

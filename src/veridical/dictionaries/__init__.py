@@ -1,7 +1,7 @@
 """Sparse dictionaries with truth and controls: train them, read them, and learn which metric to believe."""
 
 from veridical.concepts.dictionary import Dictionary, from_overcomplete, load, load_saelens, save
-from veridical.concepts.dictionary_training import BatchTopK, Recipe, ReLU, Stream, TopK, Trained, train
+from veridical.concepts.dictionary_training import BatchTopK, Recipe, ReLU, TopK, Trained, train
 from veridical.dictionaries.bench import Bench, Subject, activations
 from veridical.dictionaries.controls import controls, damaged, family
 from veridical.dictionaries.measures import MEASURES, Measure
@@ -10,7 +10,6 @@ from veridical.dictionaries.trust import Trust, judge, plot_family, plot_trust
 
 __all__ = [
     "Superposition",
-    "Stream",
     "activations",
     "train",
     "Trained",

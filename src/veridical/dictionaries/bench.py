@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from veridical.concepts.dictionary import Dictionary
-from veridical.concepts.dictionary_training import Recipe, Stream
+from veridical.concepts.dictionary_training import Recipe
 from veridical.concepts.splitting import Split, at_layer, split
 from veridical.core.key import Key, permutation
 from veridical.dictionaries.planted import Superposition, chance_mcc, truth_scores
@@ -22,17 +22,8 @@ from veridical.gef.codes import End, layer_activations
 from veridical.values.task import Task
 
 
-def activations(
-    task: Task,
-    layer: str,
-    *,
-    axis: int = 1,
-    end: End = "output",
-    shards: int = 1,
-    stay: int = 64,
-    seed: int = 0,
-) -> Stream:
-    """Rows for `train` from any layer of a task: one per sample and position, padding left out.
+def activations(task: Task, layer: str, *, axis: int = 1, end: End = "output") -> Tensor:
+    """Rows (n, D) for `train` from any layer of a task: one per sample and position, padding left out.
 
     Parameters
     ----------
@@ -42,29 +33,14 @@ def activations(
         Where the layer counts its units: 1 for channels of a convolution, -1 for a transformer.
     end
         What is read: the layer's "output" or its "input".
-    shards
-        Above 1, one share of the samples, picked at random, is in memory at a time; the model is evaluated
-        on it when its turn comes.
-    stay
-        Steps that are made from a shard before the next is read.
-    seed
-        Keys which samples make a shard.
 
     Returns
     -------
-    Stream
-        For `train`.
+    Tensor
+        The rows, sample by sample.
     """
-    if not 1 <= shards <= len(task):
-        raise InputError(f"shards is from 1 to the {len(task)} samples, got {shards}")
-    order = permutation(Key(seed) / "shards", torch.zeros(1, dtype=torch.int64), 0, len(task))[0]
-
-    def read(number: int) -> Tensor:
-        part = task if shards == 1 else task[order[number::shards]]
-        states = layer_activations(part, layer, end, axis)
-        return states[_words(part, states)]
-
-    return Stream(read, shards, stay)
+    states = layer_activations(task, layer, end, axis)
+    return states[_words(task, states)]
 
 
 def _words(task: Task, states: Tensor) -> Tensor:
