@@ -181,7 +181,7 @@ def test_a_polars_frame_is_explained_as_the_same_pandas_frame(pipe: str) -> None
 def test_columns_of_polars_that_are_no_features_are_refused() -> None:
     frame = polars.from_pandas(NUMBERS[:6])
     model = fitted("catboost", NUMBERS, TWO)
-    with pytest.raises(InputError, match="holds times"):
+    with pytest.raises(InputError, match="holds a"):
         vd.Task(model, frame.with_columns(age=polars.date(2020, 1, 1)))
     with pytest.raises(InputError, match="neither a number nor a category"):
         vd.Task(model, frame.with_columns(age=polars.lit([1, 2])))

@@ -117,13 +117,13 @@ def test_decimals_are_numbers_and_not_categories() -> None:
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        ([datetime.date(2020, 1, 1)] * N, "holds times"),
-        ([pd.Timestamp("2020-01-01")] * N, "holds times"),
-        ([pd.Timedelta("1D")] * N, "holds times"),
-        (pd.period_range("2020", periods=N, freq="D"), "holds times"),
+        ([datetime.date(2020, 1, 1)] * N, "holds a date"),
+        ([pd.Timestamp("2020-01-01")] * N, "holds a Timestamp"),
+        ([pd.Timedelta("1D")] * N, "holds a Timedelta"),
+        (pd.period_range("2020", periods=N, freq="D"), "holds a Period"),
         ([[1, 2]] * N, "holds a list"),
         ([{"k": 1}] * N, "holds a dict"),
-        (FRAME.a + 1j, "holds complex"),
+        (FRAME.a + 1j, "holds a complex"),
     ],
 )
 def test_columns_that_are_neither_numbers_nor_categories(column, said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Hashable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,21 +17,6 @@ from veridical.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def _refuse_times(name: Any, column: Any) -> None:
-    """A time is no number and no category: what it means to remove one is for the caller to say."""
-    import datetime
-
-    import pandas as pd
-
-    kinds = (pd.api.types.is_datetime64_any_dtype, pd.api.types.is_timedelta64_dtype)
-    dated = column.dtype == object and any(isinstance(one, datetime.date | datetime.time) for one in column)
-    if dated or any(is_kind(column) for is_kind in kinds) or isinstance(column.dtype, pd.PeriodDtype):
-        raise InputError(
-            f"column '{name}' holds times ({column.dtype}), which are neither numbers nor categories; give "
-            "the model columns such as df['month'] = df['when'].dt.month, or days since a first day"
-        )
 
 
 def is_frame(value: Any) -> bool:
@@ -49,21 +35,16 @@ def as_pandas(value: Any) -> Any:
         raise InputError(f"polars gives its frames to pandas by way of pyarrow ({error})") from error
 
 
-def _refuse_odd(frame: pd.DataFrame) -> None:
-    """Refuse columns that share a name: which of them a name means cannot be told."""
-    repeated = frame.columns[frame.columns.duplicated()].tolist()
-    if repeated:
-        raise InputError(f"several columns are called {repeated[0]!r}; give each column a name of its own")
-
-
 def _levels(name: Any, column: Any) -> tuple[Any, ...] | None:
-    """The categories of a column in their order; None for numbers, also where they stand as objects."""
+    """The categories of a column in their order; None for numbers, also where they stand as objects.
+
+    Times are refused: what it means to remove one is for the caller to say. So are complex numbers and parts
+    of a row, such as lists.
+    """
     import pandas as pd
 
-    _refuse_times(name, column)
-    if pd.api.types.is_complex_dtype(column):
-        raise InputError(f"column '{name}' holds complex numbers; give real and imaginary parts as columns")
-    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+    kinds = pd.api.types
+    if kinds.is_numeric_dtype(column) and not (kinds.is_bool_dtype(column) or kinds.is_complex_dtype(column)):
         return None
     levels = getattr(column.dtype, "categories", None)
     if levels is not None:
@@ -71,11 +52,15 @@ def _levels(name: Any, column: Any) -> tuple[Any, ...] | None:
     held = column.dropna()
     if column.dtype == object and len(held) and all(map(_is_number, held)):
         return None
-    odd = next((value for value in held if not isinstance(value, Hashable)), None)
+    times = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64, pd.Period)
+    refused = (*times, complex, np.complexfloating)
+    odd = next(
+        (value for value in held if isinstance(value, refused) or not isinstance(value, Hashable)), None
+    )
     if odd is not None:
         raise InputError(
             f"column '{name}' holds a {type(odd).__name__} ({odd!r:.40}), which is neither a number nor a "
-            "category; spread it over columns of numbers"
+            "category; give columns of numbers instead, such as df['month'] = df['when'].dt.month"
         )
     return tuple(sorted(held.unique().tolist(), key=repr))
 
@@ -100,7 +85,11 @@ class FrameCodec:
         given = [frame for frame in frames if frame is not None]
         first = given[0]
         for frame in given:
-            _refuse_odd(frame)
+            repeated = frame.columns[frame.columns.duplicated()].tolist()
+            if repeated:
+                raise InputError(
+                    f"several columns are called {repeated[0]!r}; give each column a name of its own"
+                )
             if set(frame.columns) != set(first.columns):
                 raise InputError(
                     f"train has columns {list(frame.columns)}, inputs have {list(first.columns)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,9 @@ class OneTarget:
         found = np.asarray(self.model.predict(rows))
         many = 1 if found.ndim < 2 else found.shape[1]
         if self.target >= many:
-            raise InputError(_no_such_target(self.model, self.target, many))
+            raise InputError(
+                f"output={self.target}: {type(self.model).__name__} predicts targets 0 to {many - 1}"
+            )
         return found.reshape(len(found), many)[:, self.target]
 
     def _chances(self, rows: Any) -> Any:
@@ -97,15 +100,9 @@ def one_target(model: Any, target: int) -> OneTarget:
             f"{type(model).__name__} predicts one; elsewhere output is a function of what the model returns"
         )
     if target < 0 or (isinstance(classes, list) and target >= len(classes)):
-        raise InputError(_no_such_target(model, target, len(classes or ())))
+        last = f"to {len(classes) - 1}" if isinstance(classes, list) else "and more"
+        raise InputError(f"output={target}: {type(model).__name__} predicts targets 0 {last}")
     return OneTarget(model, target)
-
-
-def _no_such_target(model: Any, target: int, many: int) -> str:
-    said = f"output={target}: {type(model).__name__} predicts "
-    if many == 1:
-        return said + "one target, number 0"
-    return said + (f"targets 0 to {many - 1}" if many else "targets that are counted from 0")
 
 
 @dataclass(frozen=True)
@@ -155,12 +152,9 @@ def other_columns(model: Any, given: Iterable[Any]) -> str:
     if wanted is None or wanted == there:
         return ""
     missing = [name for name in wanted if name not in there]
-    spare = [name for name in there if name not in wanted]
     if missing:
         return f"The model was fitted on columns {missing}, which are not there; the table has {there}"
-    if spare:
-        return f"The model was not fitted on columns {spare}; leave them out, as df[{wanted}] does"
-    return f"The model was fitted on these columns in another order; pass df[{wanted}]"
+    return f"The model was fitted on other columns, or these in another order; pass df[{wanted}]"
 
 
 def _head(classes: Any) -> str:
@@ -175,24 +169,15 @@ def _margin(model: Any) -> Respond | None:
     if class_names(model) is None:
         return None
     named = _MARGINS.get(type(model).__module__.partition(".")[0])
-    return None if named is None else _Margin(model, (named,))
+    return None if named is None else partial(model.predict, **named)
 
 
-_MARGINS: dict[str, tuple[str, Any]] = {
-    "xgboost": ("output_margin", True),
-    "lightgbm": ("raw_score", True),
-    "catboost": ("prediction_type", "RawFormulaVal"),
+_MARGINS: dict[str, dict[str, Any]] = {
+    "xgboost": {"output_margin": True},
+    "lightgbm": {"raw_score": True},
+    "catboost": {"prediction_type": "RawFormulaVal"},
 }
 """What boosted trees of other packages need to give their margins."""
-
-
-@dataclass(frozen=True)
-class _Margin:
-    model: Any
-    named: tuple[tuple[str, Any], ...]
-
-    def __call__(self, rows: Any) -> Any:
-        return self.model.predict(rows, **dict(self.named))
 
 
 def _smoothing(model: Any, probabilities: Any, rows: Any) -> int:
@@ -227,10 +212,8 @@ def _learnt_from(model: Any) -> int:
 
 
 def _is_booster(model: Any) -> bool:
-    return type(model).__name__ == "Booster" and type(model).__module__.split(".")[0] in (
-        "xgboost",
-        "lightgbm",
-    )
+    package = type(model).__module__.split(".")[0]
+    return type(model).__name__ == "Booster" and package in ("xgboost", "lightgbm")
 
 
 def _booster_response(model: Any) -> tuple[Respond, str | None]:
@@ -238,21 +221,16 @@ def _booster_response(model: Any) -> tuple[Respond, str | None]:
         import json
 
         objective = json.loads(model.save_config())["learner"]["objective"]["name"]
-        return _Margins(model), _objective_head(objective)
+        return partial(_xgboost_margins, model), _objective_head(objective)
     objective = str(model.params.get("objective") or model.dump_model()["objective"])
-    return _Margin(model, (("raw_score", True),)), _objective_head(objective)
+    return partial(model.predict, raw_score=True), _objective_head(objective)
 
 
-@dataclass(frozen=True)
-class _Margins:
+def _xgboost_margins(model: Any, rows: Any) -> Any:
     """Margins of XGBoost's own booster, which reads no arrays."""
+    import xgboost  # type: ignore[import-not-found, unused-ignore]
 
-    model: Any
-
-    def __call__(self, rows: Any) -> Any:
-        import xgboost  # type: ignore[import-not-found, unused-ignore]
-
-        return self.model.predict(xgboost.DMatrix(rows, enable_categorical=True), output_margin=True)
+    return model.predict(xgboost.DMatrix(rows, enable_categorical=True), output_margin=True)
 
 
 def _objective_head(objective: str) -> str:

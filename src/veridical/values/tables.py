@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from veridical.core.files import write_file
 from veridical.errors import InputError, StorageError
@@ -55,49 +55,43 @@ class ScoreTable:
 
     def markdown(self) -> str:
         """A Markdown table; the best of a column is bold."""
-        head = ["explainer", *(f"{_markdown_text(name)} {ARROWS[way]}" for name, way in self.columns)]
-        lines = [head, ["---", *["---:"] * len(self.columns)]]
-        lines += [[_markdown_text(who), *self._row(who, "**{}**", str)] for who in self.rows]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+        return _markdown_lines(self._lines(_markdown_text, "**{}**"), ["---", *["---:"] * len(self.columns)])
 
     def latex(self) -> str:
         """A LaTeX tabular for `booktabs`; the best of a column is bold."""
         arrows = {Direction.HIGHER: r"$\uparrow$", Direction.LOWER: r"$\downarrow$"}
-        head = " & ".join(["explainer", *(f"{_tex(name)} {arrows[way]}" for name, way in self.columns)])
-        body = [" & ".join([_tex(who), *self._row(who, r"\textbf{{{}}}", _tex)]) for who in self.rows]
-        lines = [rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}", r"\toprule", head + r" \\", r"\midrule"]
-        return "\n".join([*lines, *(line + r" \\" for line in body), r"\bottomrule", r"\end{tabular}"]) + "\n"
+        head, *body = (" & ".join(line) + r" \\" for line in self._lines(_tex, r"\textbf{{{}}}", arrows))
+        begin = rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}"
+        return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
 
     def html(self) -> str:
         """An HTML table; the best of a column is bold."""
-        head = "".join(f"<th>{_html(name)} {ARROWS[way]}</th>" for name, way in self.columns)
-        body = "".join(
-            f"<tr><th>{_html(who)}</th>"
-            + "".join(f"<td>{cell}</td>" for cell in self._row(who, "<b>{}</b>", _html))
-            + "</tr>"
-            for who in self.rows
-        )
-        return f"<table><thead><tr><th>explainer</th>{head}</tr></thead><tbody>{body}</tbody></table>"
+        head, *body = self._lines(_html, "<b>{}</b>")
+        lines = [f"<tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>"]
+        lines += [f"<tr><th>{who}</th>{''.join(f'<td>{c}</td>' for c in cells)}</tr>" for who, *cells in body]
+        return f"<table>{''.join(lines)}</table>"
 
     def text(self) -> str:
         """A table for a terminal; the best of a column has a star."""
-        head = ["explainer", *(f"{_line(name)} {ARROWS[way]}" for name, way in self.columns)]
-        lines = [head, *([_line(who), *self._row(who, "{} *", str)] for who in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        lines = self._lines(_line, "{} *")
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join(
-                [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]
+                cell.rjust(width) if i else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
             )
             for line in lines
         )
 
-    def _row(self, who: str, mark: str, escaped: Callable[[str], str]) -> list[str]:
-        out = []
-        for what, _ in self.columns:
-            cell = self.cells.get((who, what))
-            text = "failed" if cell is None else escaped(cell.text)
-            out.append(mark.format(text) if cell is not None and cell.best else text)
-        return out
+    def _lines(
+        self, escaped: Callable[[str], str], mark: str, arrows: Mapping[Direction, str] = ARROWS
+    ) -> list[list[str]]:
+        """Head and rows as texts: names are escaped, the best of a column is put into `mark`."""
+        lines = [["explainer", *(f"{escaped(name)} {arrows[way]}" for name, way in self.columns)]]
+        for who in self.rows:
+            found = [self.cells.get((who, name), Cell("failed", False)) for name, _ in self.columns]
+            lines.append([escaped(who), *(mark.format(c.text) if c.best else c.text for c in found)])
+        return lines
 
 
 def score_table(scores: Mapping[tuple[str, str], Scores]) -> ScoreTable:
@@ -201,15 +195,16 @@ def write_table(frame: pd.DataFrame, path: str | Path, scores: ScoreTable | None
         return write_file(path, content.getvalue(), private=False)
     if scores is not None:
         return write_file(path, scores.markdown() if kind == ".md" else scores.latex(), private=False)
-    plain = frame.to_latex(index=False, escape=True) if kind == ".tex" else _markdown(frame)
-    return write_file(path, plain, private=False)
+    if kind == ".tex":
+        return write_file(path, frame.to_latex(index=False, escape=True), private=False)
+    lines: list[Any] = [frame.columns, *frame.itertuples(index=False)]
+    cells = [[_markdown_text(str(cell)) for cell in line] for line in lines]
+    return write_file(path, _markdown_lines(cells, ["---"] * len(frame.columns)), private=False)
 
 
-def _markdown(frame: pd.DataFrame) -> str:
-    lines = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
-    lines += [[str(cell) for cell in row] for row in frame.itertuples(index=False)]
-    cells = [[_markdown_text(cell) for cell in line] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells) + "\n"
+def _markdown_lines(lines: Sequence[Sequence[str]], rule: Sequence[str]) -> str:
+    head, *body = lines
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *body]) + "\n"
 
 
 def csv_text(frame: pd.DataFrame) -> str:
