@@ -281,16 +281,3 @@ def test_random_spans_as_long_as_the_first_unit():
     assert torch.equal(found.random_spans, same.random_spans)
     assert "random spans" in str(found)
     assert found.to_json()["flags"][0]
-
-
-def test_the_estimate_is_no_less_than_what_is_asked():
-    names = ["occlusion", "exact_shapley", "kernel_shap", "lime", "gradient", "integrated_gradients"]
-    prompts = made()
-    told = vd.data.estimate(prompts, names)
-    before = prompts.predictor.meter.cost
-    vd.evaluate(prompts, names, ["pixel_flipping", "rfid_plus"])
-    spent = prompts.predictor.meter.cost - before
-    assert spent.forward <= told.cost.forward
-    assert spent.backward == told.cost.backward
-    assert told.minutes > 0
-    assert "too many" in str(vd.data.estimate(made(units="token"), names))

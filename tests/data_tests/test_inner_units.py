@@ -12,12 +12,12 @@ import veridical as vd
 from tests.data_tests.test_generation import ANSWERS, FOILS, PROMPTS, QUESTIONS, made
 from tests.reference.small_lm import Words, small_lm
 from veridical.core.key import Key
-from veridical.data.switching import reference_cost
 from veridical.errors import NotApplicableError, ShapeError, VeridicalError
 from veridical.explainers.base import registry as explainers
 from veridical.gef.perturbed_model import PerturbedModels
 from veridical.metrics.base import ExplainerMetric
 from veridical.metrics.base import registry as metrics
+from veridical.models.cost import Cost
 
 TEXTS = ["Ann has a cat. Bob has a dog. Bob has a", "Ann has a dog. Bob has a cat. Bob has a"]
 TOKENS = Words(*TEXTS)
@@ -245,8 +245,7 @@ def switched(off):
 def test_rows_of_reference_states_are_declared_and_counted(off, name):
     """Whoever asks first pays for them."""
     task, method = switched(off), explainers.make(name)
-    further = reference_cost(task)
-    assert further.forward == {"zero": 0, "mean": 2, "paired": 2}[off]
+    further = Cost({"zero": 0, "mean": 2, "paired": 2}[off])
     own = method._declared(task)
     assert vd.explain(name, task).cost == own + further
     assert vd.explain(name, task).cost == own
@@ -257,8 +256,8 @@ def test_reference_states_are_evaluated_anew_under_other_weights(off):
     task = switched(off)
     own, worlds = explainers.make("gradient")._declared(task), PerturbedModels(task)
     for level in (0.1, 0.2):
-        assert vd.explain("gradient", worlds.at(level, Key(1))).cost == own + reference_cost(task)
-    assert vd.explain("gradient", task).cost == own + reference_cost(task)
+        assert vd.explain("gradient", worlds.at(level, Key(1))).cost == own + Cost(2)
+    assert vd.explain("gradient", task).cost == own + Cost(2)
 
 
 @pytest.mark.parametrize("answers", [[" dog", " cat"], [" dog", " cat. Bob"], [" dog. Bob", " cat"]])

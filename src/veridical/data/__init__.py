@@ -1,7 +1,6 @@
 """Data and models as tasks: embedded ones, known answers, a user's own files, a hub's folder."""
 
 from veridical.data import tasks
-from veridical.data.diagnosis import estimate
 from veridical.data.files import read_examples
 from veridical.data.generation import Generation
 from veridical.data.known_answers import KnownAnswer
@@ -17,7 +16,6 @@ __all__ = [
     "KnownAnswer",
     "Part",
     "circular_pairs",
-    "estimate",
     "from_parts",
     "import_attribute",
     "label_column",

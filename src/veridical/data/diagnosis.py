@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 
 from veridical.core.key import Key
-from veridical.core.settings import checked
-from veridical.data.switching import reference_cost
 from veridical.explainers.base import Explainer
 from veridical.explainers.base import registry as explainers_by_name
 from veridical.metrics.base import AnyMetric, ExplainerMetric
@@ -151,71 +148,3 @@ def _seconds_per_row(task: Task) -> float:
     begin = time.perf_counter()
     task.uncounted(lambda: task.predictor.outputs(rows, side))
     return (time.perf_counter() - begin) / count
-
-
-# --- a cost estimate ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Rows and minutes, and what should be known about them."""
-
-    cost: Cost
-    """Rows forward and backward, at most."""
-    seconds_per_row: float
-    """How long this machine takes for one row forward."""
-    notes: tuple[str, ...]
-    """What is not in the count, or makes it large."""
-
-    @property
-    def minutes(self) -> float:
-        """About how long it takes here."""
-        return _weighed(self.cost) * self.seconds_per_row / 60
-
-    def __str__(self) -> str:
-        cost = f"about {self.minutes:.2g} minutes here: at most {self.cost}"
-        return "\n".join([f"{cost}, {self.seconds_per_row:.3g} s per row", *self.notes])
-
-
-@checked
-def estimate(task: Task, explainers: Iterable[str], *, perturbed_models: int = 0) -> Estimate:
-    """The cost of explaining a task, and of removal metrics on it, before it runs; a few rows are timed.
-
-    Of up to 12 units all explainers and metrics of one call (`vd.evaluate`) share one table of all subsets.
-
-    Parameters
-    ----------
-    task : Task
-        What would be explained.
-    explainers : iterable of str
-        Names of explainers.
-    perturbed_models : int
-        Levels x draws of GEF: gradient explainers are evaluated in as many perturbed models, too.
-
-    Returns
-    -------
-    Estimate
-        Rows forward and backward at most, seconds per row, minutes, and notes.
-    """
-    counts = task.space.counts(len(task))
-    few, notes = counts <= FEW_FEATURES, []
-    forward, backward = int((2 ** counts[few]).sum()), 0
-    many = None if bool(few.all()) else task[~few]
-    if many is not None:
-        notes.append(
-            f"{len(many)} of {len(task)} samples have more than {FEW_FEATURES} {task.space.kind}s (up to "
-            f"{int(counts.max())}), too many for a table of all subsets: masks are drawn, and each metric "
-            "evaluates its own, which is not counted here"
-        )
-    for made in map(explainers_by_name.make, explainers):
-        reason = made.inapplicable_reason(task)
-        if reason is not None:
-            notes.append(f"{made.name} does not apply: {reason}")
-        elif "gradient" in made.needs:
-            cost = made._declared(task)
-            forward += cost.forward * (1 + perturbed_models)
-            backward += cost.backward * (1 + perturbed_models)
-        elif many is not None:
-            forward += made._declared(many).forward
-    forward += reference_cost(task).forward * (1 + perturbed_models)
-    return Estimate(Cost(forward, backward), _seconds_per_row(task), tuple(notes))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from veridical.core.settings import checked
 from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError, ShapeError
-from veridical.models.cost import Cost
 from veridical.models.inner_units import (
     INPUTS,
     PAIRED,
@@ -230,13 +229,3 @@ def _check_on(task: Task, switched: Task) -> None:
     module = switched.predictor.unwrapped
     assert isinstance(module, Switched)
     module.forget()
-
-
-def reference_cost(task: Task) -> Cost:
-    """Rows that a task evaluates, once per perturbed model, for what stands in for units that are off.
-
-    Whoever evaluates first pays, as with a table of subsets; of states beyond 512 MiB the oldest are
-    computed again.
-    """
-    module = task.predictor.source.module
-    return Cost(module.reference_rows(len(task))) if isinstance(module, Switched) else Cost()

@@ -424,11 +424,6 @@ class Switched(nn.Module):
         sites = tuple(replace(site, layer=f"module.{site.layer}") for site in self.sites)
         return self.holding(wrap(self.module), sites).eval()
 
-    def reference_rows(self, samples: int) -> int:
-        """Rows evaluated once per perturbed model for what stands in for units that are off."""
-        mean = 0 if self.reference is None else len(self.reference[0])
-        return {"zero": 0, "mean": mean, "paired": samples}[self.off]
-
     def forget(self) -> None:
         """Let the states go that stand in for units that are off: who needs them next computes them."""
         self._known.clear()
