@@ -321,7 +321,7 @@ def runs(pid: int, program: str) -> bool:
 
 STUDY = {
     "name": "killed",
-    "tasks": [{"name": "known/linear", "samples": 40}, {"name": "known/planted_patch", "samples": 8}],
+    "tasks": [{"name": "known/linear", "samples": 40}, {"name": "known/planted_patch", "samples": 40}],
     "explainers": ["input_x_gradient", {"name": "integrated_gradients", "settings": {"steps": 8}}, "random"],
     "metrics": [
         "sparseness",
@@ -331,7 +331,7 @@ STUDY = {
         {"name": "rfid_plus", "settings": {"draws": 4}},
     ],
     "seeds": [0, 1],
-    "shards": 4,
+    "shard_size": 10,
     "plan": {"rows": 64, "threads": 1},
 }
 

@@ -186,7 +186,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "study: unknown explainer": lambda: spec(explainers=["salency"]),
     "study: unknown metric": lambda: spec(metrics=["sparsness"]),
     "study: code": lambda: spec(explainers=[{"code": "os:system"}]),
-    "study: both shards": lambda: spec(shards=2, shard_size=2),
+    "study: folder elsewhere": lambda: study.run(SMALL, "s3://bucket/out"),
     "study: samples 0": lambda: spec(samples=0),
     "study: model without data": lambda: spec(tasks=[{"model": "m.onnx"}]),
     "study: model not there": lambda: spec(tasks=[{"model": "gone.onnx", "data": "gone.csv"}]),

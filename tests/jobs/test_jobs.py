@@ -38,11 +38,6 @@ def dies_once(folder: str) -> str:
     return "alive"
 
 
-def greedy() -> None:
-    held = torch.ones(2**29)
-    time.sleep(600 * float(held[0]))
-
-
 def always_dies(_: object) -> None:
     os._exit(7)
 
@@ -50,12 +45,8 @@ def always_dies(_: object) -> None:
 # --- the store --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["local", "memory"])
-def store(request, tmp_path):
-    return Store(tmp_path / "s" if request.param == "local" else f"memory://{tmp_path.name}")
-
-
-def test_a_store_keeps_files_by_name(store):
+def test_a_store_keeps_files_by_name(tmp_path):
+    store = Store(tmp_path / "s")
     assert store.hashes("cells") == set()
     assert not store.exists("cells/a.parquet")
     store.write("cells/a.parquet", b"1")
@@ -281,14 +272,6 @@ def test_a_call_that_takes_too_long_is_ended():
         with pytest.raises(TimeoutError, match="longer than 1 s"):
             pool.submit(time.sleep, 600).result()
         assert time.monotonic() - began < 300
-        assert pool.submit(double, 2).result() == 4
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_call_that_takes_the_memory_is_ended():
-    with Processes(1, memory_mib=2000) as pool:
-        with pytest.raises(MemoryError, match="more than 2000 MiB"):
-            pool.submit(greedy).result()
         assert pool.submit(double, 2).result() == 4
 
 

@@ -53,11 +53,11 @@ def test_a_preparation_appears_once_for_all_who_need_it(small):
     made = [job.facts["kind"] for job in plan.preparations()]
     assert sorted(made) == ["fine-tuned model", "noise path", "noise path"]
     needs = {job.metric.label: len(job.needs) for job in plan.cells()}
-    assert needs == {"ffid_plus": 2, "ffid_minus": 2, "qge:ffid_plus": 2, "gef (draws=2)": 1}
+    assert needs == {"ffid_plus": 2, "ffid_minus": 2, "qge:ffid_plus": 2, "fast_gef (draws=2)": 1}
 
 
 def test_a_plan_comes_back_from_json(small):
-    plan = plan_of({**small, "shards": 2})
+    plan = plan_of({**small, "shard_size": 5})
     again = StudyPlan.model_validate(json.loads(json.dumps(plan.model_dump(mode="json"))))
     assert list(again.cells()) == list(plan.cells())
     assert list(again.preparations()) == list(plan.preparations())

@@ -40,7 +40,7 @@ class Seen(list[dict[str, Any]]):
 
 def test_processes_give_the_bytes_of_one_process(small, tmp_path):
     # a noise path and a fine-tuned model are handed from worker to worker
-    small |= {"tasks": small["tasks"][:1], "seeds": [1], "shards": 2}
+    small |= {"tasks": small["tasks"][:1], "seeds": [1], "shard_size": 5}
     gef = {"name": "fast_gef", "settings": {"draws": 2, "levels": 4, "form": "fast"}}
     small["metrics"] = ["sparseness", {"name": "ffid_plus", "settings": {"draws": 4}}, gef]
     one = run(small, tmp_path / "one")
@@ -132,18 +132,6 @@ def test_cells_fall_with_the_explanation_they_rest_on(code, tmp_path):
     assert "nonsense" in study.failures[0].error
     del code["explainers"][0]["settings"]
     assert run(code, tmp_path, allow_code=True).status().complete
-
-
-def test_a_study_in_memory(small, tmp_path):
-    url = f"memory://{tmp_path.name}"
-    study = run(small, url)
-    assert study.status().complete
-    assert len(study.frame()) == 6 * 2 * (10 + 9)
-    local = run(small, tmp_path / "local")
-    for name, data in content(tmp_path / "local").items():
-        assert study.store.read(name) == data
-    assert studies.open(url).status() == study.status()
-    assert local.status().done == study.status().done
 
 
 def test_code_whose_source_cannot_be_found_is_computed_every_time(code, tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def done(tmp_path_factory) -> Study:
         "tasks": [{"name": "known/linear", "samples": 6}],
         "explainers": [{"name": "gradient", "label": "=evil()"}, "random"],
         "metrics": ["sparseness", "complexity"],
-        "shards": 2,
+        "shard_size": 3,
         "plan": {"rows": 8},
     }
     return studies.run(study, where, executor="in-process", progress=False)
@@ -112,9 +112,9 @@ def test_exports(done, tmp_path):
 
 
 def test_a_cell_tells_what_decided_it_and_nothing_of_when_and_where(done):
-    path = next((done.store.local / "cells").iterdir())
+    path = next((done.store.folder / "cells").iterdir())
     text = pq.read_schema(path).metadata[b"veridical"].decode()
     assert '"version": 1' in text
     assert '"rows": 8' in text
-    for private in (os.uname().nodename, str(done.store.local), "seconds", f'"pid": {os.getpid()}'):
+    for private in (os.uname().nodename, str(done.store.folder), "seconds", f'"pid": {os.getpid()}'):
         assert private not in text

@@ -59,7 +59,6 @@ def test_without_a_label_all_settings_are_in_the_name():
         ("metrics:\n  - sparseness", "metrics: []", 10, "metrics: "),
         ("tasks: [known/linear]", "tasks: [{name: known/linear, samples: 0}]", 2, "tasks.0.samples: "),
         ("name: one", "plan: {rows: 12}", 1, "plan.rows: "),
-        ("name: one", "shards: 2\nshard_size: 3", 1, "give shards or shard_size, not both"),
     ],
 )
 def test_a_mistake_is_told_with_its_line(old: str, new: str, line: int, message: str):

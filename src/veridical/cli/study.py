@@ -17,7 +17,7 @@ from veridical.cli.sources import AllowCode, with_options
 from veridical.jobs import RayPool, Store
 
 Workers = Annotated[int, typer.Option("--workers", "-w", help="How many processes.", min=1)]
-FolderName = Annotated[str, typer.Argument(help="Folder of a study: a path or an fsspec URL.")]
+FolderName = Annotated[str, typer.Argument(help="Folder of a study.")]
 SHOWN = 3
 
 
@@ -53,7 +53,7 @@ def run_study(
     file: Annotated[Path, typer.Argument(help="The study file (YAML).")],
     how: Running,
     folder: Annotated[
-        str | None, typer.Option("--out", "-o", help="Folder or fsspec URL. [default: named after the file]")
+        str | None, typer.Option("--out", "-o", help="Folder. [default: named after the file]")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what it would take.")] = False,
 ) -> None:

@@ -145,7 +145,7 @@ def process_start(pid: int) -> str | None:
 
 def _in_use(store: Store, other: dict[str, Any]) -> str:
     return (
-        f"{store.url} is in use by another study, '{other['name']}' (process {other['pid']} on "
+        f"{store.folder} is in use by another study, '{other['name']}' (process {other['pid']} on "
         f"{other['host']}, last seen {max(0.0, time.time() - other['at']):.0f} s ago); wait until it "
         "ends, or give this study a folder of its own"
     )

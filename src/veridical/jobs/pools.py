@@ -19,8 +19,6 @@ from veridical.jobs.ray import RayPool
 from veridical.jobs.run import WorkerLostError
 
 log = logging.getLogger("veridical")
-TOO_LARGE = 77
-"""The status of a process that ended since it held too much memory."""
 LOST_IN_A_ROW = 10
 NAMES = ("in-process", "threads", "processes", "ray")
 
@@ -29,7 +27,6 @@ def as_executor(
     executor: str | Executor | None,
     workers: int,
     seconds: float | None = None,
-    memory_mib: int | None = None,
 ) -> Executor | None:
     """Accept an executor or its name; None is this process.
 
@@ -40,8 +37,8 @@ def as_executor(
         `concurrent.futures`.
     workers
         How many threads, processes or CPUs of a cluster of this machine.
-    seconds, memory_mib
-        After how many seconds, and with how much memory, a job in another process is ended.
+    seconds
+        After how many seconds a job in another process is ended.
     """
     if executor is None:
         executor = "in-process" if workers == 1 else "processes"
@@ -50,7 +47,7 @@ def as_executor(
     if executor == "threads":
         return ThreadPoolExecutor(workers)
     if executor == "processes":
-        return Processes(workers, seconds, memory_mib)
+        return Processes(workers, seconds)
     if executor == "ray":
         return RayPool(num_cpus=workers, seconds=seconds)
     raise InputError(f"executor is {', '.join(map(repr, NAMES))} or an Executor, got {executor!r}")
@@ -69,23 +66,14 @@ class Processes(Executor):
         How many.
     seconds
         A call that takes longer raises `TimeoutError`, and its process is ended; None sets no limit.
-    memory_mib
-        A call whose process holds more raises `MemoryError`; None sets no limit, nor is there one where
-        /proc is missing.
     retries
         How often a call is tried again whose process died under it.
     """
 
-    def __init__(
-        self,
-        workers: int = 2,
-        seconds: float | None = None,
-        memory_mib: int | None = None,
-        retries: int = 2,
-    ) -> None:
+    def __init__(self, workers: int = 2, seconds: float | None = None, retries: int = 2) -> None:
         if not isinstance(workers, int) or workers < 1:
             raise InputError(f"workers is an integer from 1, got {workers!r}")
-        self.slots, self.seconds, self.memory_mib, self.retries = workers, seconds, memory_mib, retries
+        self.slots, self.seconds, self.retries = workers, seconds, retries
         self._threads = ThreadPoolExecutor(workers)
         self._workers: dict[int, _Worker] = {}
         """The process of each thread."""
@@ -117,7 +105,7 @@ class Processes(Executor):
         with _STARTING:
             if self._closed:
                 raise WorkerLostError("the pool was shut down", begun)
-            worker = self._workers.get(me) or self._workers.setdefault(me, _Worker(self.memory_mib))
+            worker = self._workers.get(me) or self._workers.setdefault(me, _Worker())
         try:
             worker.ready.result()
             begun = True
@@ -131,8 +119,6 @@ class Processes(Executor):
         status = self._workers.pop(me, worker).ended()
         if late:
             raise TimeoutError(f"it took longer than {self.seconds:g} s (limits: seconds)")
-        if status == TOO_LARGE:
-            raise MemoryError(f"its process held more than {self.memory_mib} MiB (limits: memory_mib)")
         raise WorkerLostError(f"the worker died with status {status}", begun)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -153,8 +139,8 @@ _STARTING = threading.Lock()
 class _Worker:
     """One process: a pool of its own, so that its death is nobody else's."""
 
-    def __init__(self, memory_mib: int | None) -> None:
-        self.pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin, initargs=(memory_mib,))
+    def __init__(self) -> None:
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin)
         script = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")  # it does not import the script
         try:
@@ -177,7 +163,7 @@ def _called(call: bytes) -> Any:
     return fn(*args, **named)
 
 
-def _begin(memory_mib: int | None) -> None:
+def _begin() -> None:
     """In a new process: leave Ctrl-C and standard output to the one that began it, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
@@ -185,19 +171,7 @@ def _begin(memory_mib: int | None) -> None:
     def watch() -> None:
         parent = parent_process()
         assert parent is not None
-        while parent.is_alive():
-            parent.join(None if memory_mib is None else 0.1)
-            if memory_mib is not None and _held_mib() > memory_mib:
-                os._exit(TOO_LARGE)
+        parent.join()
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _held_mib() -> float:
-    """Memory that this process holds now; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    except (OSError, ValueError, IndexError):
-        return 0.0

@@ -28,6 +28,10 @@ KEPT_TASKS = 64
 MOST_CALLS = 1000
 """Calls that are out at a time, each waited for by a thread."""
 MIB = 2**20
+HOST = "127.0.0.1"
+"""Where a cluster started here listens."""
+RETRIES = 3
+"""How often a call is given out again when its worker or node is lost."""
 NODE_LOST = (
     "the Ray node of this machine was lost, and the run with it; what is finished is kept: run this again "
     "(veridical resume FOLDER), which goes on from there"
@@ -39,7 +43,7 @@ class RayPool(Executor):
 
     `with RayPool(num_cpus=8) as pool: vd.audit(task, executor=pool)`. A cluster that it started ends with it;
     one that was there before stays. The functions and classes it is given must be importable on every node.
-    A worker or node that dies is Ray's to make good; a call under which `retries` + 1 workers died raises.
+    A worker or node that dies is Ray's to make good; a call under which four workers died raises.
 
     Parameters
     ----------
@@ -49,15 +53,9 @@ class RayPool(Executor):
     num_cpus
         CPUs of the cluster that is started; None takes all.
     cpus, gpus, memory_mib
-        What one call needs; a call whose first argument has `resources` needs those.
-    retries
-        How often a call is given out again when its worker or node is lost.
+        What one call needs.
     seconds
         A call that runs longer raises `TimeoutError`; None sets no limit.
-    host
-        The address that a cluster started here listens on.
-    object_store_mib
-        Size of the object store of a cluster that is started.
     runtime_env
         Ray's own settings for what workers find around them.
 
@@ -75,18 +73,15 @@ class RayPool(Executor):
         cpus: float = 1,
         gpus: float = 0.0,
         memory_mib: int | None = None,
-        retries: int = 3,
         seconds: float | None = None,
-        host: str = "127.0.0.1",
-        object_store_mib: int | None = None,
         runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, value, least in (("num_cpus", num_cpus, 1), ("cpus", cpus, 0), ("retries", retries, 0)):
+        for name, value, least in (("num_cpus", num_cpus, 1), ("cpus", cpus, 0)):
             if value is not None and not (isinstance(value, int | float) and value >= least):
                 raise InputError(f"RayPool: {name} is a number from {least}, got {value!r}")
-        self.host, self._given = host, (address, num_cpus, host, object_store_mib)
+        self._given = address, num_cpus
         self.resources = {"cpus": cpus, "gpus": gpus, "memory_mib": memory_mib or 0}
-        self.retries, self.seconds, self.runtime_env = retries, seconds, dict(runtime_env or {})
+        self.seconds, self.runtime_env = seconds, dict(runtime_env or {})
         self._ray: Any = None
         self._ours = False
         self._placed: dict[int, tuple[Task, Any]] = {}
@@ -99,7 +94,7 @@ class RayPool(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         """Send work out; the future has its result, or raises what it raised."""
         self._connect()
-        needed = {**self.resources, **(getattr(args[0], "resources", None) or {})} if args else self.resources
+        needed = self.resources
         if not any(_fits(node, needed) for node in self._alive()):
             wish = ", ".join(f"{amount:g} {what}" for what, amount in needed.items() if amount)
             made: Future[Any] = Future()
@@ -111,7 +106,7 @@ class RayPool(Executor):
             num_cpus=needed["cpus"],
             num_gpus=needed["gpus"],
             memory=needed["memory_mib"] * MIB or None,
-            max_retries=self.retries,
+            max_retries=RETRIES,
             runtime_env=environment(self.runtime_env),
         ).remote(fn, sent, tasks, named)
         assert self._threads is not None
@@ -248,7 +243,7 @@ def import_ray() -> Any:
     return ray
 
 
-def connect(address: str | None, num_cpus: int | None, host: str, object_store_mib: int | None) -> bool:
+def connect(address: str | None, num_cpus: int | None) -> bool:
     """Connect to a cluster, or start one here; whether it is ours to leave, which one from before is not."""
     ray = import_ray()
     if ray.is_initialized():
@@ -267,19 +262,18 @@ def connect(address: str | None, num_cpus: int | None, host: str, object_store_m
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     # workers are as important as this process, as they are without Ray
     os.environ.setdefault("RAY_worker_niceness", "0")
-    with bound_to(host):
+    with bound_to(HOST):
         ray.init(
             address="local",
             num_cpus=num_cpus,
-            object_store_memory=None if object_store_mib is None else object_store_mib * MIB,
             include_dashboard=False,
-            _node_ip_address=host,
+            _node_ip_address=HOST,
             **quiet,
         )
     where = next(iter(ray.nodes()))["NodeManagerAddress"]
-    if where != host:
+    if where != HOST:
         ray.shutdown()
-        raise InputError(f"Ray would listen on {where} instead of {host}; it was not started")
+        raise InputError(f"Ray would listen on {where} instead of {HOST}; it was not started")
     return True
 
 
@@ -294,7 +288,7 @@ def bound_to(host: str) -> Iterator[None]:
 
     variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     before, set_before = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(variable)
-    if host == "127.0.0.1":
+    if host == HOST:
         ray_constants.ENABLE_RAY_CLUSTER, os.environ[variable] = False, "0"
     try:
         yield

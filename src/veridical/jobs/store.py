@@ -1,4 +1,4 @@
-"""The folder of jobs: a local path or any fsspec URL, where a reader finds a whole file or none."""
+"""The folder of jobs, where a reader finds a whole file or none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,85 +46,50 @@ class Store:
 
     Parameters
     ----------
-    place
-        A local path, or an fsspec URL such as `s3://bucket/folder` or `memory://name`.
+    folder
+        A path; a bucket of a cloud is mounted first.
     """
 
-    def __init__(self, place: str | Path) -> None:
-        text = str(place)
-        if "\0" in text:
-            raise InputError(f"a folder's name holds no NUL, got {text!r}")
-        self.local: Path | None = None
-        """The path, where the store is a local folder."""
-        self._fs: Any = None
-        if "://" in text and not text.startswith("file://"):
-            import fsspec  # type: ignore[import-untyped]
-
-            self._fs, self._root = fsspec.core.url_to_fs(text)
-            self.url = text.rstrip("/")
-        else:
-            self.local = Path(text.removeprefix("file://")).absolute()
-            self.url = str(self.local)
+    def __init__(self, folder: str | Path) -> None:
+        if "\0" in str(folder) or "://" in str(folder):
+            raise InputError(f"a folder is a path of this machine, got {str(folder)!r}")
+        self.folder = Path(folder).absolute()
 
     # --- bytes --------------------------------------------------------------------------------------
 
     def read(self, name: str) -> bytes:
         """The bytes of a file; FileNotFoundError where there is none."""
         try:
-            if self.local is not None:
-                return (self.local / name).read_bytes()
-            content: bytes = self._fs.cat_file(self._at(name))
-            return content
+            return (self.folder / name).read_bytes()
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StorageError.of("read", f"{self.url}/{name}", error) from error
+            raise StorageError.of("read", self.folder / name, error) from error
 
     def write(self, name: str, content: bytes) -> None:
         """Put a file in place at once: killed before, there is none; killed after, it is whole."""
-        if self.local is not None:
-            files.write_file(self.local / name, content)
-            return
-        part = self._at(f"{name}.{uuid.uuid4().hex}{PART}")
-        try:
-            self._fs.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
-            self._fs.pipe_file(part, content)
-            self._fs.mv(part, self._at(name))
-        except OSError as error:
-            raise StorageError.of("written", f"{self.url}/{name}", error) from error
+        files.write_file(self.folder / name, content)
 
     def append(self, name: str, lines: list[str]) -> None:
-        """Add lines to a file; one that is not local is written again as a whole."""
-        text = "".join(f"{line}\n" for line in lines)
-        if self.local is None:
-            self.write(name, (self.read(name) if self.exists(name) else b"") + text.encode())
-            return
-        path = self.local / name
+        """Add lines to a file."""
+        path = self.folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # readable by its owner alone, as everything here
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(handle, "a", encoding="utf-8") as file:
-                file.write(text)
+                file.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             raise StorageError.of("written", path, error) from error
 
     def exists(self, name: str) -> bool:
         """Whether there is such a file."""
-        return bool(
-            (self.local / name).is_file() if self.local is not None else self._fs.isfile(self._at(name))
-        )
+        return (self.folder / name).is_file()
 
     def files(self, kind: str) -> list[str]:
         """The whole files in one of the sub-folders."""
-        if self.local is not None:
-            where = self.local / kind
-            found = [entry.name for entry in os.scandir(where) if entry.is_file()] if where.is_dir() else []
-        elif self._fs.isdir(self._at(kind)):
-            self._fs.invalidate_cache()
-            found = [str(path).rpartition("/")[2] for path in self._fs.ls(self._at(kind), detail=False)]
-        else:
-            found = []
+        where = self.folder / kind
+        found = [entry.name for entry in os.scandir(where) if entry.is_file()] if where.is_dir() else []
         return sorted(name for name in found if not name.endswith(PART))
 
     def hashes(self, kind: str) -> set[str]:
@@ -134,15 +98,11 @@ class Store:
 
     def delete(self, name: str) -> None:
         """Remove a file if it is there."""
-        with suppress(FileNotFoundError):
-            if self.local is not None:
-                (self.local / name).unlink()
-            else:
-                self._fs.rm_file(self._at(name))
+        (self.folder / name).unlink(missing_ok=True)
 
     def sweep(self, before: float) -> None:
         """Remove what killed writers left behind; for a run alone in the folder until `before`."""
-        for path in [] if self.local is None else self.local.rglob(f"*{PART}"):
+        for path in self.folder.rglob(f"*{PART}"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < before:
                     path.unlink()
@@ -157,7 +117,7 @@ class Store:
 
     def read_json(self, name: str, kind: str, version: int, hash: str | None = None) -> Any:
         """What `write_json` wrote; FormatError where it is damaged or of another kind, version or job."""
-        return files.unpack_json(self.read(name), f"{self.url}/{name}", kind, version, hash)
+        return files.unpack_json(self.read(name), f"{self.folder}/{name}", kind, version, hash)
 
     def write_cell(self, kind: str, hash: str, header: Any, tensors: dict[str, Tensor] | None = None) -> None:
         """Keep the result of a job: plain data, and tensors if there are any."""
@@ -168,13 +128,10 @@ class Store:
         """What `write_cell` kept; None where there is nothing, or (with a warning) it is damaged."""
         name = f"{kind}/{hash}.safetensors"
         try:
-            tensors, header = files.unpack_tensors(self.read(name), kind, f"{self.url}/{name}", hash)
+            tensors, header = files.unpack_tensors(self.read(name), kind, f"{self.folder}/{name}", hash)
         except FileNotFoundError:
             return None
         except FormatError as error:
             log.warning("%s; it is made again", error)
             return None
         return header["data"], tensors
-
-    def _at(self, name: str) -> str:
-        return f"{self._root}/{name}"

@@ -47,7 +47,7 @@ def place(kind: str, hash: str) -> str:
 def problem(store: Store, job: StudyJob) -> str | None:
     """What is wrong with the file of a job; None if it is sound. FileNotFoundError where there is none."""
     name = place(job.kind, job.hash)
-    source, content = f"{store.url}/{name}", store.read(name)
+    source, content = f"{store.folder}/{name}", store.read(name)
     try:
         if job.kind == "score":
             metadata(content, source, job.hash, job.samples)
@@ -81,7 +81,7 @@ def verify(folder: str | Path) -> Verification:
     Parameters
     ----------
     folder
-        A local path or an fsspec URL.
+        A path.
 
     Returns
     -------
@@ -114,10 +114,10 @@ def source_problems(plan: StudyPlan, store: Store) -> list[str]:
     try:
         text = store.read(SOURCE).decode("utf-8", "replace")
     except FileNotFoundError:
-        return [f"{store.url} lacks its {SOURCE}, from which the plan was made: copy it there again"]
+        return [f"{store.folder} lacks its {SOURCE}, from which the plan was made: copy it there again"]
     if content_hash(text) == plan.source:
         return []
-    changed = f"{store.url}/{SOURCE} was changed since the plan was made"
+    changed = f"{store.folder}/{SOURCE} was changed since the plan was made"
     return [f"{changed}: put it back, or veridical resume computes what it says now"]
 
 

@@ -91,7 +91,7 @@ def _settings(a: Study, b: Study) -> Iterator[str]:
                 yield from _unequal(f"{kind}: {label}", left[label], right[label])
             else:
                 yield f"{kind}: only {'a' if label in left else 'b'} has '{label}'"
-    for name in ("seeds", "threads", "shards", "shard_size", "device"):
+    for name in ("seeds", "threads", "shard_size", "device"):
         yield from _unequal(name, getattr(a.plan, name), getattr(b.plan, name))
 
 

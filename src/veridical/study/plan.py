@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 
 from veridical.errors import FormatError, VeridicalError
 from veridical.explainers import Explainer
@@ -27,7 +26,7 @@ from veridical.study.spec import Frozen
 from veridical.study.study_file import Choice, StudyFile, expand
 from veridical.values.task import Task
 
-FORMAT = 4
+FORMAT = 5
 KIND = "plan"
 FILE = "plan.json"
 
@@ -86,7 +85,6 @@ class StudyJob(Job):
     explainer: PlannedThing | None = None
     metric: PlannedThing | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    resources: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -127,22 +125,17 @@ class StudyPlan(Frozen):
     metrics: tuple[PlannedThing, ...]
     seeds: tuple[int, ...]
     threads: int
-    shards: int | None = None
     shard_size: int | None = None
     device: str | None = None
     keep_explanations: bool = True
     skipped: tuple[dict[str, str], ...] = ()
-    resources: dict[str, float] = Field(default_factory=dict)
     seconds: float | None = None
-    memory_mib: int | None = None
     source: str = ""
 
     # --- jobs ---------------------------------------------------------------------------------------
 
     def size(self, task: PlannedTask) -> int:
         """Rows per shard."""
-        if self.shards is not None:
-            return -(-task.samples // self.shards)
         return min(self.shard_size or task.samples, task.samples)
 
     def parts(self, task: PlannedTask) -> Iterator[tuple[int, int]]:
@@ -172,8 +165,7 @@ class StudyPlan(Frozen):
                     drawn = task.draws[explainer.label]
                     for seed, seeds in [(s, (s,)) for s in self.seeds] if drawn else [(0, self.seeds)]:
                         hash = self._hash(task, shard=shard, explainer=explainer, kind="explain", seed=seed)
-                        resources = explainer.choice.resources
-                        explain = StudyJob(hash, "explain", task, shard, seed, explainer, resources=resources)
+                        explain = StudyJob(hash, "explain", task, shard, seed, explainer)
                         scores = tuple(
                             self._cell(explain, metric, s, prepared[metric.label, s])
                             for metric in metrics
@@ -194,7 +186,6 @@ class StudyPlan(Frozen):
             kind="score",
             seed=seed,
             metric=metric,
-            resources={**({} if of_map else explain.resources), **metric.choice.resources},
         )
 
     def preparations(self) -> Iterator[StudyJob]:
@@ -208,7 +199,7 @@ class StudyPlan(Frozen):
         """The job that makes one preparation; of a task too large to load, from its first shard."""
         hash = self._hash(task, kind="prepare", facts=dict(facts))
         shard = (0, self.size(task) if task.ranged else task.samples)
-        return StudyJob(hash, "prepare", task, shard, facts=facts, resources=self.resources)
+        return StudyJob(hash, "prepare", task, shard, facts=facts)
 
     def cells(self) -> Iterator[StudyJob]:
         """Every cell."""
@@ -273,9 +264,9 @@ def read_plan(store: Store) -> StudyPlan:
         next(plan.groups(), None)  # what fits together is found by using it
         return plan
     except (ValueError, LookupError, TypeError, ArithmeticError) as error:
-        raise FormatError(f"{store.url}/{FILE} is damaged ({error}); {again}") from None
+        raise FormatError(f"{store.folder}/{FILE} is damaged ({error}); {again}") from None
     except FileNotFoundError:
-        raise FormatError(f"{store.url} holds no study (there is no {FILE}); {again}") from None
+        raise FormatError(f"{store.folder} holds no study (there is no {FILE}); {again}") from None
 
 
 def refuse_other_versions(store: Store) -> None:
@@ -285,8 +276,8 @@ def refuse_other_versions(store: Store) -> None:
         found = json.loads(store.read(FILE)).get("format", FORMAT)
     if found != FORMAT:
         raise FormatError(
-            f"{store.url} holds a study of another version of veridical (its plan has format {found}, this "
-            f"version reads {FORMAT}): run it again in a folder of its own"
+            f"{store.folder} holds a study of another version of veridical (its plan has format {found}, "
+            f"this version reads {FORMAT}): run it again in a folder of its own"
         )
 
 
@@ -317,15 +308,13 @@ def make_plan(file: StudyFile, allow_code: bool = False) -> StudyPlan:
             tasks.append(planned)
             skipped += _skipped(choice.label, task, explainers, metrics)
     return StudyPlan(
-        **spec.model_dump(include={"name", "seeds", "shards", "shard_size", "device", "keep_explanations"}),
+        **spec.model_dump(include={"name", "seeds", "shard_size", "device", "keep_explanations"}),
         tasks=tuple(tasks),
         explainers=_things(file, grid["explainers"], explainers),
         metrics=_things(file, grid["metrics"], metrics),
         threads=spec.plan.threads,
         skipped=tuple(skipped),
-        resources=spec.resources.given(),
         seconds=spec.limits.seconds,
-        memory_mib=spec.limits.memory_mib,
         source=content_hash(file.text),
     )
 
@@ -355,8 +344,7 @@ def _planned_task(
     spec, ranged, first = file.spec, is_ranged(choice, allow_code), None
     if ranged:
         assert choice.samples is not None
-        size = spec.shard_size or -(-choice.samples // (spec.shards or 1))
-        first = (0, min(size, choice.samples))
+        first = (0, min(spec.shard_size or choice.samples, choice.samples))
     task = load_task(choice, spec.plan.rows, spec.plan.threads, spec.device, allow_code, first)
     digest, cached = identify_task(None if ranged else task, choice)
     planned = PlannedTask(

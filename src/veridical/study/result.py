@@ -91,7 +91,7 @@ class Study:
     Parameters
     ----------
     folder
-        A local path, an fsspec URL or a `Store`.
+        A path or a `Store`.
     """
 
     def __init__(self, folder: str | Path | Store) -> None:
@@ -148,7 +148,7 @@ class Study:
             for job in jobs:
                 path = place(job.kind, job.hash)
                 content = self.store.read(path)
-                parts.append(from_parquet(content, f"{self.store.url}/{path}", job.hash, job.samples))
+                parts.append(from_parquet(content, f"{self.store.folder}/{path}", job.hash, job.samples))
         except FileNotFoundError:
             why = next((f.error for f in self.failures if f.name == cell), "it has not been computed yet")
             raise InputError(f"there are no scores of {cell}: {why}") from None
@@ -254,7 +254,7 @@ class Study:
         )
 
     def __repr__(self) -> str:
-        return f"Study '{self.name}' in {self.store.url}: {self.status()}"
+        return f"Study '{self.name}' in {self.store.folder}: {self.status()}"
 
     def _there(self, must_be_sound: bool = False) -> list[str]:
         """The hashes of cells that are there and sound.
@@ -268,7 +268,7 @@ class Study:
                 wrong = problem(self.store, job)
                 self._checked[job.hash] = wrong is None
                 if wrong is not None and must_be_sound:
-                    raise FormatError(f"{wrong}; veridical resume {self.store.url} makes it again")
+                    raise FormatError(f"{wrong}; veridical resume {self.store.folder} makes it again")
             if self._checked[job.hash]:
                 found.append(job.hash)
         return found

@@ -65,7 +65,7 @@ def run(
     study
         The path of a study file, the same as plain data, or a `StudySpec`.
     folder
-        A local path or an fsspec URL; by default named after the file.
+        A path; by default named after the file.
     executor
         "in-process", "threads", "processes" (the default for more than one worker), "ray", or an executor of
         `concurrent.futures`, such as `veridical.jobs.RayPool(...)`.
@@ -99,13 +99,13 @@ def run(
         reasons = (f"{s['explainer'] or s['metric']} on {s['task']}: {s['reason']}" for s in plan.skipped)
         raise InputError(f"not one cell of this study can be computed: {'; '.join(reasons)}")
     store = Store(folder if folder is not None else default_folder(study))
-    pool = as_executor(executor, workers, plan.seconds, plan.memory_mib)
+    pool = as_executor(executor, workers, plan.seconds)
     if pool is not None and "__main__" in plan.imports:
         raise InputError(
             "an explainer or metric of this study is defined in the script or notebook itself, which "
             "other processes do not run; move it to a module, or use executor='in-process'"
         )
-    if pool is None and (plan.seconds, plan.memory_mib) != (None, None):
+    if pool is None and plan.seconds is not None:
         warnings.warn("limits are not watched in this process; use workers", VeridicalWarning, stacklevel=2)
     refuse_other_versions(store)
     try:
@@ -133,16 +133,16 @@ def _apart(plan: StudyPlan, store: Store, pool: RayPool, *rest: Any) -> None:
     """Run in a process of its own: Ray ends the process that loses its node, without a word."""
     try:
         with Processes(1, retries=0) as own:
-            own.submit(_run_there, plan, store.url, pool, *rest).result()
+            own.submit(_run_there, plan, store, pool, *rest).result()
     except KeyboardInterrupt:
         log.warning(INTERRUPTED)
     except WorkerLostError:
-        raise StudyError(NODE_LOST.replace("FOLDER", store.url)) from None
+        raise StudyError(NODE_LOST.replace("FOLDER", str(store.folder))) from None
 
 
-def _run_there(plan: StudyPlan, url: str, pool: RayPool, *rest: Any) -> None:
+def _run_there(plan: StudyPlan, store: Store, pool: RayPool, *rest: Any) -> None:
     with pool:
-        _Run(plan, Store(url), pool, *rest).run()
+        _Run(plan, store, pool, *rest).run()
 
 
 def _complete(plan: StudyPlan, store: Store) -> bool:
@@ -177,7 +177,7 @@ def resume(
     try:
         text = store.read(SOURCE).decode("utf-8", "replace")
     except FileNotFoundError:
-        raise FormatError(f"{store.url} holds no study (there is no {SOURCE})") from None
+        raise FormatError(f"{store.folder} holds no study (there is no {SOURCE})") from None
     with suppress(FormatError):
         for sentence in cells.source_problems(read_plan(store), store):
             log.warning("%s", sentence)
@@ -234,12 +234,11 @@ class _Run:
         """The plan as workers need it: how models are run, and no axes."""
         self.placed: tuple[str, Task | None] = ("", None)
         self.log_name = f"{LOG}/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}.jsonl"
-        self.lines: list[str] = []
 
     def run(self) -> None:
         """Carry out everything that is not there yet; Ctrl-C ends early and keeps what is finished."""
         about: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "known": self.known}
-        self._log("planned", **about, folder=self.store.url, uncached=self.plan.uncached)
+        self._log("planned", **about, folder=str(self.store.folder), uncached=self.plan.uncached)
         left = range(self.cells - self.known + 1)
         bar: Any = track(left, self.plan.name, self.progress, lambda: f"{self.failed} failed")
         next(bar)
@@ -258,8 +257,6 @@ class _Run:
             running.close()
             bar.close()
             self._log("finished")
-            if self.lines:
-                self.store.append(self.log_name, self.lines)
 
     # --- which jobs ---------------------------------------------------------------------------------
 
@@ -307,7 +304,7 @@ class _Run:
         elif job.kind == "prepare":
             metric = next(m for m in self.plan.metrics if any(job.facts in some for some in m.prepares))
             job = replace(job, metric=metric)
-        where = self.store.local if self.pool is None or isinstance(self.pool, LOCAL) else None
+        where = self.store.folder if self.pool is None or isinstance(self.pool, LOCAL) else None
         files: dict[str, Path | bytes] = {}
         for need in job.needs:
             name = place("prepare" if need in prepared else "explain", need)
@@ -351,7 +348,7 @@ class _Run:
         message, trace, seconds = f"{type(cause).__name__}: {cause}", "", 0.0
         if isinstance(cause, FailedJobError):
             message, trace, seconds = str(cause), cause.trace, cause.seconds if cause is error else 0.0
-        elif isinstance(cause, TimeoutError | MemoryError):
+        elif isinstance(cause, TimeoutError):
             message = str(cause)
         if job.kind == "score":
             self.failed += 1
@@ -380,7 +377,4 @@ class _Run:
         if self.watch is not None:
             self.watch(line)
         if event not in ("started", "finished"):
-            self.lines.append(json.dumps(line))
-            if self.store.local is not None:
-                self.store.append(self.log_name, self.lines)
-                self.lines = []
+            self.store.append(self.log_name, [json.dumps(line)])

@@ -13,7 +13,6 @@ from veridical.core.files import check_limit
 FILE_KEYS = ("model", "data", "train", "labels", "text", "arch", "kind", "output")
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 Positive = Annotated[int, Field(ge=1, le=MANY)]
-Amount = Annotated[float, Field(ge=0, le=LARGE)]
 Seed = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 
 
@@ -32,21 +31,6 @@ class Strict(Frozen):
     """A part of a study file."""
 
 
-class Resources(Strict):
-    """What one job needs of a cluster; executors of one machine ignore it."""
-
-    cpus: Amount | None = None
-    """Processor cores; None leaves it to the cluster."""
-    gpus: Amount | None = None
-    """GPUs, or a share of one; None leaves it to the cluster."""
-    memory_mib: Positive | None = None
-    """Memory in MiB; None leaves it to the cluster."""
-
-    def given(self) -> dict[str, float]:
-        """Only what was given."""
-        return self.model_dump(exclude_none=True)
-
-
 class Limits(Strict):
     """What one cell, map or preparation may take; one that takes more is recorded as failed.
 
@@ -55,8 +39,6 @@ class Limits(Strict):
 
     seconds: Annotated[float, Field(gt=0, le=LARGE)] | None = None
     """Seconds; None sets no limit."""
-    memory_mib: Positive | None = None
-    """Memory in MiB of a worker process; None sets no limit."""
 
 
 class Entry(Strict):
@@ -75,8 +57,6 @@ class Entry(Strict):
     """Its hyper-parameters as they are."""
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
     """Hyper-parameters that are tried in turn, each with its values: one axis per key."""
-    resources: Resources = Resources()
-    """What its jobs need of a cluster."""
 
     @model_validator(mode="before")
     @classmethod
@@ -183,25 +163,19 @@ class StudySpec(Strict):
     """Seeds of all random draws; everything is computed once per seed."""
     samples: Positive | None = None
     """Samples per task, unless the task says otherwise; None takes what it brings."""
-    shards: Positive | None = None
-    """Parts that each task is cut into; None leaves it to `shard_size`."""
     shard_size: Positive | None = None
-    """Samples per part; None leaves it to `shards`, or cuts nothing."""
+    """Samples of each part that a task is cut into; None cuts nothing."""
     plan: ChunkPlan = ChunkPlan()
     """How models are run."""
     device: str | None = None
     """Where models run, such as "cuda:0"; None leaves each task where it is."""
     keep_explanations: bool = True
     """Whether maps are kept as files beside the scores."""
-    resources: Resources = Resources()
-    """What a job needs of a cluster, unless its entry gives another need."""
     limits: Limits = Limits()
     """What one cell, map or preparation may take."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.shards is not None and self.shard_size is not None:
-            raise ValueError("give shards or shard_size, not both")
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds must differ, got {self.seeds}")
         return self

@@ -172,7 +172,6 @@ class Choice(Frozen):
     name: str | None = None
     code: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
-    resources: dict[str, float] = Field(default_factory=dict)
     samples: int | None = None
     seed: int = 0
     fill: str | float | None = None
@@ -211,7 +210,6 @@ def _choices(file: StudyFile, axis: str, entries: Sequence[Entry]) -> tuple[Choi
                 name=entry.name,
                 code=entry.code,
                 settings=settings,
-                resources={**file.spec.resources.given(), **entry.resources.given()},
                 place=(axis, number),
                 **of_task,
             )

@@ -51,11 +51,6 @@ class Work:
     scratch: Path | None = None
     task: Task | None = None
 
-    @property
-    def resources(self) -> Mapping[str, float]:
-        """What it needs of a cluster; by default a CPU for every thread."""
-        return {**({"cpus": self.plan.threads} if self.plan.threads > 1 else {}), **self.job.resources}
-
 
 @dataclass(frozen=True)
 class Result:
