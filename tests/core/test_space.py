@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veridical.core.space import Reduction, Space
+from veridical.core.space import Space
 from veridical.errors import InputError, ShapeError
 from veridical.values.regions import Regions, each_feature, removal, squares, superpixels
 
@@ -95,14 +95,6 @@ def test_pool_after_expand_counts_elements_for_random_label_maps(data: st.DataOb
     torch.testing.assert_close(pooled.sum(-1), inside.flatten(1).sum(-1))
     torch.testing.assert_close(pooled, naive_pool(space, maps, "sum"))
     assert torch.equal(space.expand(pooled), naive_expand(space, pooled))
-
-
-def test_column_groups_are_an_index_each_or_lists_of_columns():
-    by_list = Space.column_groups([[0, 3], [1], [2, 4]])
-    assert torch.equal(by_list.labels, Space.column_groups([0, 1, 2, 0, 2]).labels)
-    for wrong in ([[0, 1], [1, 2]], [[0], [2]]):
-        with pytest.raises(InputError, match="every column once"):
-            Space.column_groups(wrong)
 
 
 def test_patches_at_the_edge_are_smaller() -> None:
@@ -200,6 +192,7 @@ def test_the_space_of_a_batch_is_guessed_from_its_shape() -> None:
         (lambda: Space.superpixels((1, 4, 4), SEGMENTS), r"expected \(4, 4\) or \(N, 4, 4\)"),
         (lambda: Space.superpixels((1, 2, 4), SEGMENTS * 0 - 1), "no segment at all"),
         (lambda: Space.column_groups([0, 2]), r"must cover 0\.\.2"),
+        (lambda: Space.column_groups([[0, 1], [2]]), "number of its group for each column"),
         (lambda: Space.columns(2, ["a"]), "1 names for 2 features"),
     ],
 )
@@ -211,16 +204,6 @@ def test_what_is_no_space_is_refused(make, message: str) -> None:
 def test_a_map_of_another_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"\(2, 3\) does not lie over inputs \(N, 3, 2, 4\)"):
         SPACES["pixel"].pool(torch.ones(2, 3))
-
-
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_pooling_over_channels_is_pooling_over_labels(reduce: Reduction) -> None:
-    direct = Space.pixels((3, 4, 5))
-    # the same features in another order, which have to be gathered one by one
-    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
-    gathered = Space("pixel", (3, 4, 5), 20, order.reshape(1, 4, 5))
-    maps = torch.randn(6, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(direct.pool(maps, reduce), gathered.pool(maps, reduce)[:, order])
 
 
 def test_removal_lists_features_region_after_region():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.reference.gef import of_form
 from tests.reference.small_models import Convolution, mlp
 from veridical.errors import InputError, ModelError, ShapeError
 from veridical.explainers import Gradient, IntegratedGradients
@@ -207,7 +208,7 @@ def test_no_chunk_is_larger_than_the_plan_whatever_the_fill_repeats() -> None:
 @pytest.mark.parametrize("form", ["fast", "arc", "reference", "jacobian"])
 def test_a_plan_of_one_row_is_obeyed_under_weight_noise(form: str) -> None:
     task = vd.Task(Watched(1, ValueError("one row at a time")), ROWS[:4], plan=Plan(rows=1))
-    metric = vd.gef.GEF(form=form, path=(0.1, 0.4, 0.8), draws=1, steps=2)
+    metric = of_form(form, path=(0.1, 0.4, 0.8), draws=1, steps=2)
     assert vd.score(metric, task, "saliency").values.isfinite().all()
 
 

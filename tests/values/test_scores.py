@@ -143,16 +143,6 @@ def test_shapes_are_checked() -> None:
         vd.Scores(torch.ones(2), vd.values.Direction.HIGHER, "toy", torch.arange(3))
 
 
-def test_quantiles_of_students_t_are_those_of_scipy() -> None:
-    from scipy.stats import t
-
-    from veridical.values.scores import _students_t
-
-    for freedom in (1, 2, 3, 4, 7, 30, 1000):
-        for share in (0.6, 0.75, 0.9, 0.975):
-            assert _students_t(freedom, share) == pytest.approx(t.ppf(share, freedom), rel=1.5e-3)
-
-
 SD = {"samples": 3.0, "draws": 1.0, "fill": 3.0, "tie orders": 2.0}
 NOWHERE = torch.zeros(1, dtype=torch.int64)
 

@@ -192,16 +192,14 @@ class Space:
         return cls("column", (count,), count, torch.arange(count), names=_names(names, count))
 
     @classmethod
-    def column_groups(
-        cls, groups: Sequence[int] | Sequence[Sequence[int]] | Tensor, names: Sequence[str] | None = None
-    ) -> Space:
-        """One feature per group of columns (the one-hot columns of a category).
-
-        Groups are an index for each column, or a list of columns for each group.
-        """
-        if not isinstance(groups, Tensor) and any(isinstance(group, Sequence) for group in groups):
-            groups = _group_of_each(groups)  # type: ignore[arg-type]
-        labels = torch.as_tensor(groups).to(torch.int64)
+    def column_groups(cls, groups: Sequence[int] | Tensor, names: Sequence[str] | None = None) -> Space:
+        """One feature per group of columns (the one-hot columns of a category): an index for each column."""
+        try:
+            labels = torch.as_tensor(groups).to(torch.int64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"groups are the number of its group for each column ({error})") from error
+        if labels.dim() != 1 or not len(labels):
+            raise InputError(f"groups are the number of its group for each column, got {groups!r:.80}")
         count = int(labels.max()) + 1
         if sorted(set(labels.tolist()) - {-1}) != list(range(count)):
             raise InputError(f"group indices must cover 0..{count - 1}, got {sorted(set(labels.tolist()))}")
@@ -400,11 +398,3 @@ def _names(names: Sequence[str] | None, count: int) -> tuple[str, ...] | None:
     if len(names) != count:
         raise ShapeError(f"{len(names)} names for {count} features")
     return tuple(str(name) for name in names)
-
-
-def _group_of_each(groups: Sequence[Sequence[int]]) -> list[int]:
-    """The group of each column, from the columns of each group."""
-    group_of = {column: index for index, group in enumerate(groups) for column in group}
-    if sorted(column for group in groups for column in group) != list(range(len(group_of))):
-        raise InputError(f"groups name every column once, 0 to the last, got {list(map(list, groups))}")
-    return [group_of[column] for column in sorted(group_of)]

@@ -84,17 +84,6 @@ class Evaluation:
             )
         return pd.DataFrame(rows)
 
-    def pivot(self) -> pd.DataFrame:
-        """Mean scores, explainers down and metrics across."""
-        import pandas as pd
-
-        columns = {
-            what: {who: s.mean(skip_nan=True) for (who, w), s in self.scores.items() if w == what}
-            for what in self.metrics
-        }
-        wide = pd.DataFrame(columns, index=self.explainers, columns=self.metrics, dtype=float)
-        return wide.rename_axis(index="explainer", columns="metric")
-
     def _table(self) -> ScoreTable:
         from veridical.values.tables import score_table
 
