@@ -19,9 +19,9 @@ import torch
 
 import veridical as vd
 from replications.gef.efficientnet import FILE, photos_task
+from replications.gef.visualisers import METHODS, PHOTOS
 from veridical.data.embedded import DEVIATION, MEAN
 from veridical.gef import class_task
-from veridical.gef.visualisation import METHODS
 
 SHOWN = (84, 96, 292, 340, 388, 396, 404, 508, 780, 852, 928, 980)
 """Peacock, toucan, tiger, zebra, panda, lionfish, airliner, keyboard, schooner, tennis ball, ice cream,
@@ -44,7 +44,8 @@ def pictures(task: vd.Task, method: str, steps: int, **settings: Any) -> tuple[n
     """Bytes (n, 224, 224, 3) of the shown classes, and what the model says to them."""
     known = set(task.predictions.tolist())
     start = time.perf_counter()
-    seen = vd.gef.visualise(task, [c for c in SHOWN if c in known], method, steps, **settings)
+    explainer = METHODS[method](steps=steps, **{**PHOTOS[method], **settings})
+    seen = explainer(class_task(task, [c for c in SHOWN if c in known]), vd.core.Key(0))
     made = seen.maps().to(task.inputs.dtype)
     images = (made * DEVIATION + MEAN).clamp(0, 1).movedim(1, -1)
     outputs, place = task.predictor.outputs(made), seen.targets[:, None]

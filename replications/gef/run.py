@@ -20,9 +20,10 @@ import torch
 
 import veridical as vd
 from replications.gef.data import accuracy, avila, mnist
+from replications.gef.visualisers import DeepViz, Fourier
 from veridical.explainers import as_explainer
 from veridical.functional import kendall_tau_b, spearman
-from veridical.gef import DeepViz, Fourier, Maco, class_task
+from veridical.gef import Maco, class_task
 from veridical.gef.noise_path import even_levels
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

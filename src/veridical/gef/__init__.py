@@ -8,9 +8,7 @@ from veridical.gef.noise_path import NoisePath, find_path
 from veridical.gef.perturbation_log import PerturbationLog, incomplete, log_weight_noise
 from veridical.gef.plots import plot_path, plot_scores_by_explainer
 from veridical.gef.visualisation import (
-    DeepViz,
     FeatureVisualisation,
-    Fourier,
     Maco,
     class_task,
     plot_classes,
@@ -21,11 +19,9 @@ __all__ = [
     "GEF",
     "Assumptions",
     "ConceptRelevance",
-    "DeepViz",
     "Evidence",
     "FastGEF",
     "FeatureVisualisation",
-    "Fourier",
     "IsoSigma",
     "LayerCodes",
     "Maco",

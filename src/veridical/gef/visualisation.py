@@ -1,7 +1,7 @@
 """Pictures of what a class looks like to a model: inputs optimised to raise its logit.
 
-`visualise` makes them; `class_task` makes a task whose samples are classes, on which GEF scores them. Each
-method says how an image is made of its parameters and how they take a step; the ascent is written once. All
+`visualise` makes them; `class_task` makes a task whose samples are classes, on which GEF scores them. A
+method (`FeatureVisualisation`) says how an image is made of its parameters; the ascent is written once. All
 randomness is keyed by the class, and classes do not touch one another, so a batch of classes gives what they
 give one by one.
 """
@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from veridical.core import key as keyed
-from veridical.core.allowed import Count, NotNegative, PartOf, Positive, Within
+from veridical.core.allowed import Count, PartOf, Positive
 from veridical.core.facts import train_fact
 from veridical.core.key import Key
 from veridical.core.space import Space
-from veridical.errors import InputError, NotApplicableError, unknown_name
+from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import Explainer
 from veridical.explainers.base import selected
 from veridical.models.context import Context
@@ -35,28 +35,22 @@ if TYPE_CHECKING:
 
 PHOTO = 64
 """Pixels of a side from which on a picture has room for several views of a thing."""
-FOR_PHOTOS: dict[str, dict[str, Any]] = {
-    "maco": {"views": 16, "smallest": 0.3, "rate": 0.3},
-    "deep_viz": {"views": 8, "smallest": 0.5, "blur": 0.8, "blur_every": 2, "weakest": 0.0},
-    "fourier": {"views": 16, "smallest": 0.5},
-}
+FOR_PHOTOS: dict[str, Any] = {"views": 16, "smallest": 0.3, "rate": 0.3}
 """What makes classes of photographs plain to see: many views, and smaller parts in them."""
 
 
 def visualise(
     task: Task,
     class_: int | Sequence[int] | None = None,
-    method: str = "maco",
     steps: int = 100,
     seed: int = 0,
     **settings: Any,
 ) -> Explanation:
     """Optimise an image for a class, for several, or (None) for all that the model predicts.
 
-    `method` is "deep_viz", "fourier" or "maco"; further settings are the method's own. All classes are
-    optimised together, and the same seed gives the same images. On images of at least 64 pixels a side each
-    step looks at more and smaller views than elsewhere (`FOR_PHOTOS`: 8 or 16 rows per step and class),
-    unless the settings say otherwise.
+    The method is `Maco`, and further settings are its own. All classes are optimised together, and the same
+    seed gives the same images. On images of at least 64 pixels a side each step takes more and smaller views
+    than elsewhere (`FOR_PHOTOS`: 16 rows per step and class), unless the settings say otherwise.
 
     Parameters
     ----------
@@ -64,14 +58,12 @@ def visualise(
         A task of images.
     class_ : int or sequence of int, optional
         The classes; by default all that are predicted.
-    method : {"maco", "fourier", "deep_viz"}
-        How the image is parametrised.
     steps : int
         Steps of the optimisation.
     seed : int
         Seed of its start and views.
     **settings
-        The method's own settings.
+        Settings of `Maco`.
 
     Returns
     -------
@@ -81,14 +73,12 @@ def visualise(
     Raises
     ------
     InputError
-        If the method, or a class among the reference rows, is unknown.
+        If a class is not predicted in the reference rows.
     """
-    if method not in METHODS:
-        raise unknown_name("method of visualisation", method, METHODS)
     on = class_task(task, [class_] if isinstance(class_, int) else class_)
     if min(on.inputs.shape[2:], default=0) >= PHOTO:
-        settings = {**FOR_PHOTOS[method], **settings}
-    return METHODS[method](steps=steps, **settings)(on, Key(seed))
+        settings = {**FOR_PHOTOS, **settings}
+    return Maco(steps=steps, **settings)(on, Key(seed))
 
 
 def plot_classes(pictures: Explanation, names: Sequence[str] | None = None) -> Figure:
@@ -259,75 +249,6 @@ class FeatureVisualisation(Explainer):
 
 
 @dataclass(frozen=True)
-class DeepViz(FeatureVisualisation):
-    """Ascent on the pixels, held plausible by decay, blur and the removal of weak pixels (DV).
-
-    Every `blur_every` steps the picture is blurred, and the pixels of the smallest norm and of the smallest
-    contribution |x . gradient| (`weakest` of each) are set to the middle of the value range.
-    """
-
-    rate: Positive = 0.03
-    """Adam's step size, on pixels from -1 to 1."""
-    views: Count = 1
-    """Random crops per picture and step, over which the gradient is averaged."""
-    decay: Annotated[float, Within(0, 1, without=(1,))] = 1e-3
-    """Share of every pixel that is lost per step."""
-    blur_every: Count = 4
-    """Steps from one blur and removal to the next."""
-    blur: NotNegative = 0.6
-    """Width of the blur, in pixels."""
-    weakest: Annotated[float, Within(0, 1, without=(1,))] = 0.05
-    """Share of the pixels that is removed by each of the two criteria."""
-    name: ClassVar[str] = "deep_viz"
-    summary: ClassVar[str] = "pixels optimised for a class, with decay, blur and weak pixels removed"
-    paper: ClassVar[str] = "Yosinski et al. 2015"
-
-    def start(self, task: Task, key: Key) -> Tensor:
-        return 0.1 * _drawn(keyed.normal, task, key / "start", tuple(task.inputs.shape[1:]))
-
-    def image(self, parameters: Tensor, task: Task) -> Tensor:
-        low, high = value_range(task)
-        return (low + high) / 2 + (high - low) / 2 * parameters.clamp(-1, 1)
-
-    def tidied(self, parameters: Tensor, gradient: Tensor, step: int) -> Tensor:
-        parameters = (parameters * (1 - self.decay)).clamp(-1, 1)
-        # the last picture is left sharp
-        if (step + 1) % self.blur_every or step + 1 == self.steps:
-            return parameters
-        parameters = blurred(parameters, self.blur)
-        for strength in (parameters.norm(dim=1), (parameters * gradient).sum(1).abs()):
-            line = strength.flatten(1).quantile(self.weakest, dim=1)[:, None, None]
-            parameters = parameters * (strength >= line)[:, None]
-        return parameters
-
-
-@dataclass(frozen=True)
-class Fourier(FeatureVisualisation):
-    """Ascent on the Fourier coefficients, each weighted by one over its frequency (FO).
-
-    Channels go together as they do in the reference rows.
-    """
-
-    name: ClassVar[str] = "fourier"
-    summary: ClassVar[str] = "Fourier coefficients optimised for a class"
-    paper: ClassVar[str] = "Olah et al. 2017"
-
-    def start(self, task: Task, key: Key) -> Tensor:
-        channels, height, width = task.inputs.shape[1:]
-        return 0.1 * _drawn(keyed.normal, task, key / "start", (channels, height, width // 2 + 1, 2))
-
-    def image(self, parameters: Tensor, task: Task) -> Tensor:
-        height, width = task.inputs.shape[2:]
-        down = torch.fft.fftfreq(height, device=task.device, dtype=parameters.dtype)[:, None]
-        across = torch.fft.rfftfreq(width, device=task.device, dtype=parameters.dtype)
-        frequency = (down.square() + across.square()).sqrt().clamp(min=1 / max(height, width))
-        spectrum = torch.view_as_complex(parameters.contiguous()) / frequency
-        plain = torch.fft.irfft2(spectrum, s=(height, width), norm="ortho")
-        low, high = value_range(task)
-        return low + (high - low) * torch.sigmoid(in_colour(plain, task))
-
-
-@dataclass(frozen=True)
 class Maco(FeatureVisualisation):
     """Ascent on the phases only; the magnitudes are those of the mean spectrum of the reference rows (MACO).
 
@@ -344,7 +265,7 @@ class Maco(FeatureVisualisation):
     def start(self, task: Task, key: Key) -> Tensor:
         channels, height, width = task.inputs.shape[1:]
         return torch.pi * (
-            2 * _drawn(keyed.uniform, task, key / "start", (channels, height, width // 2 + 1)) - 1
+            2 * drawn_for_classes(keyed.uniform, task, key / "start", (channels, height, width // 2 + 1)) - 1
         )
 
     def image(self, parameters: Tensor, task: Task) -> Tensor:
@@ -356,9 +277,6 @@ class Maco(FeatureVisualisation):
         spread = plain.std((1, 2, 3), keepdim=True, correction=0) + 1e-6
         low, high = value_range(task)
         return low + (high - low) * torch.sigmoid((plain - middle) / spread)
-
-
-METHODS: dict[str, type[FeatureVisualisation]] = {kind.name: kind for kind in (DeepViz, Fourier, Maco)}
 
 
 def seen_from(images: Tensor, task: Task, views: int, key: Key, smallest: float = 0.8) -> Tensor:
@@ -380,7 +298,8 @@ def seen_from(images: Tensor, task: Task, views: int, key: Key, smallest: float 
     return F.grid_sample(repeated, grid, padding_mode="reflection", align_corners=False)
 
 
-def _drawn(draw: Callable[..., Tensor], task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
+def drawn_for_classes(draw: Callable[..., Tensor], task: Task, key: Key, shape: tuple[int, ...]) -> Tensor:
+    """Draws of this shape for each class."""
     size = torch.Size(shape).numel()
     return draw(key, task.draw_ids, 0, size, task.inputs.dtype).reshape(-1, *shape)
 
@@ -431,16 +350,3 @@ def _reference_rows(task: Task) -> Tensor:
     if task.train is not None:
         return task.train[:1024]
     return task.inputs if task.members is None else task.members.inputs
-
-
-def blurred(images: Tensor, sigma: float) -> Tensor:
-    """Gaussian blur of every channel, the border repeated."""
-    if sigma == 0:
-        return images
-    reach = max(1, round(3 * sigma))
-    place = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
-    weights = torch.exp(-place.square() / (2 * sigma**2))
-    weights = weights / weights.sum()
-    flat = F.pad(images.flatten(0, 1)[:, None], (reach, reach, reach, reach), mode="replicate")
-    across = F.conv2d(flat, weights[None, None, None])
-    return F.conv2d(across, weights[None, None, :, None]).reshape(images.shape)
