@@ -1,4 +1,4 @@
-"""Heads over flattened maps, and pixels deleted in three ways."""
+"""Heads over flattened maps."""
 
 from __future__ import annotations
 
@@ -40,25 +40,19 @@ def test_positions_are_those_of_the_map():
     assert torch.allclose(head.outputs(flat), summed.outputs(constant[None]))
 
 
-def complete(head: Head, flat: bool) -> Concepts:
-    """Every channel as a concept: nothing is lost, so the surrogate must be the model."""
-    own = unfold(head.weight, PLACES).sum(1)
-    basis = Concepts.of(torch.eye(CHANNELS), own)
-    return vd.concepts.at_positions(basis, head, CHANNELS) if flat else basis
-
-
 def test_a_complete_basis_is_the_model():
     rows, head = parts_of(flat_task())
-    found = vd.concepts.judge(complete(head, True), rows, head)
-    assert found.mae == 0
-    assert found.emd == 0
-    assert vd.concepts.ice_eval(complete(head, True), rows, head).mae == 0
+    basis = Concepts.of(torch.eye(CHANNELS), unfold(head.weight, PLACES).sum(1))
+    whole = vd.concepts.at_positions(basis, head, CHANNELS)
+    found = vd.concepts.judge(whole, rows, head)
+    assert (found.mae, found.emd, vd.concepts.ice_eval(whole, rows, head).mae) == (0, 0, 0)
 
 
 def test_importances_count_at_positions():
     """They were replaced by the head's own: ones, zeros and noise scored alike."""
     rows, head = parts_of(flat_task())
-    own = unfold(head.weight, PLACES).sum(1)
+    weight = unfold(head.weight, PLACES)
+    own = weight.sum(1)
     basis = Concepts.of(torch.eye(CHANNELS), own)
 
     def surrogate(importances):
@@ -67,9 +61,7 @@ def test_importances_count_at_positions():
 
     assert torch.allclose(surrogate(0 * own), head.bias.expand(len(rows), -1))
     right = surrogate(own) - head.bias
-    cancels = (
-        unfold(head.weight, PLACES).sum(1).abs() <= 0.05 * unfold(head.weight, PLACES).abs().sum(1)
-    ).any()
+    cancels = (own.abs() <= 0.05 * weight.abs().sum(1)).any()
     assert cancels or torch.allclose(surrogate(3 * own) - head.bias, 3 * right, atol=1e-9)
     assert float((surrogate(torch.ones_like(own)) - surrogate(own)).abs().mean()) > 0.01
 

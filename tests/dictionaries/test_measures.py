@@ -95,8 +95,8 @@ def test_splicing_is_what_the_rest_of_the_model_answers(bench: Bench, subject: S
 
 
 def test_probes_are_ridge_regressions_half_way_between_the_classes(bench: Bench) -> None:
-    probe = fit(bench.train, bench.train_labels)  # type: ignore[arg-type]
-    x, y = bench.train.double().numpy(), bench.train_labels.double().numpy()  # type: ignore[union-attr]
+    probe = fit(bench.train, bench.train_labels)
+    x, y = bench.train.double().numpy(), bench.train_labels.double().numpy()
     xc, yc = x - x.mean(0), y - y.mean(0)
     gram = xc.T @ xc / len(x)
     weight = np.linalg.inv(gram + 1e-3 * np.trace(gram) / 12 * np.eye(12)) @ (xc.T @ yc / len(x))
@@ -110,8 +110,6 @@ def test_probes_are_ridge_regressions_half_way_between_the_classes(bench: Bench)
 def test_sparse_probing_is_the_auc_of_few_atoms(bench: Bench, subject: Subject) -> None:
     chosen = probing.chosen_atoms(subject)
     codes, y = subject.train_codes.double(), bench.train_labels
-    assert y is not None
-    assert bench.labels is not None
     for label in range(6):
         on, off = codes[y[:, label]].mean(0), codes[~y[:, label]].mean(0)
         apart = ((on - off).abs() / codes.std(0).clamp(min=1e-12)).topk(4).indices
@@ -145,7 +143,6 @@ def without(subject: Subject, atoms: Tensor) -> Tensor:
 
 def test_tpp_takes_atoms_out_and_asks_the_probes_again(bench: Bench, subject: Subject) -> None:
     probes, chosen = bench.dense_probes, probing.chosen_atoms(subject)
-    assert bench.labels is not None
     y, here = bench.labels.numpy(), rows_of(bench, 2)
     before = probes(bench.test).numpy() > 0.5
     found = []
@@ -161,8 +158,6 @@ def test_tpp_takes_atoms_out_and_asks_the_probes_again(bench: Bench, subject: Su
 
 def test_scr_mends_a_confounded_probe(bench: Bench, subject: Subject) -> None:
     chosen, clean = probing.chosen_atoms(subject), bench.dense_probes
-    assert bench.labels is not None
-    assert bench.train_labels is not None
     y = bench.labels.numpy()
     found = []
     for a, b in _pairs(bench.train_labels):
@@ -188,7 +183,6 @@ def test_scr_mends_a_confounded_probe(bench: Bench, subject: Subject) -> None:
 
 def test_absorption_row_by_row(bench: Bench, subject: Subject) -> None:
     probes, chosen = bench.dense_probes, probing.chosen_atoms(subject)
-    assert bench.labels is not None
     answers, decoder = probes(bench.test), subject.dictionary.decoder.double()
     found: list[list[float]] = [[] for _ in range(6)]
     for row in np.flatnonzero(rows_of(bench, 1)):
@@ -231,7 +225,7 @@ def test_padding_is_neither_judged_nor_replaced() -> None:
     assert torch.equal(bench.test, words)
     assert len(bench.row_part) == len(words) == int(task.space.valid.sum())
     changed: list[Tensor] = []
-    unchanged = spliced_outputs(bench, lambda rows: changed.append(rows) or rows)  # type: ignore[func-returns-value]
+    unchanged = spliced_outputs(bench, lambda rows: changed.append(rows) or rows)
     assert torch.allclose(unchanged, task.outputs, atol=1e-5)
     assert torch.equal(torch.cat(changed), words)
 

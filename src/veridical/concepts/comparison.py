@@ -22,7 +22,6 @@ from veridical.concepts.measures import (
     error_split,
     judge,
     shown,
-    text_table,
 )
 from veridical.concepts.methods.base import ConceptMethod
 from veridical.concepts.sanity_check import (
@@ -36,6 +35,7 @@ from veridical.concepts.splitting import Split
 from veridical.core.key import Key, as_key, integers
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import pearson
+from veridical.values.tables import text_table
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

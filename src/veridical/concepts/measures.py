@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -109,22 +109,6 @@ def shown(name: str, value: float) -> str:
                 return f"{value / size:.0f}{letter}"
         return f"{value:.0f}"
     return f"{value:.3f}" if name in ("emd", "rank") else f"{value:.4g}"
-
-
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lines whose columns are as wide as their widest cell; the first column reads from the left.
-
-    >>> print(text_table(["a", "b"], [["x", "1"]]))
-    a  b
-    x  1
-    """
-    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *rest = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        return "  ".join([first.strip().ljust(widths[0]), *rest]).rstrip()
-
-    return "\n".join(line(row) for row in (head, *rows))
 
 
 _ELEMENTS = 2**20

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from veridical.concepts.concepts import Concepts, Linear
 from veridical.concepts.embeddings import Embeddings, Head
-from veridical.concepts.measures import LABELS, Judgement, chunks, ice_eval, judge, shown, text_table
+from veridical.concepts.measures import LABELS, Judgement, chunks, ice_eval, judge, shown
 from veridical.concepts.splitting import Split, split
 from veridical.core.key import Key, as_key, normal, uniform
 from veridical.errors import InputError, NotApplicableError
+from veridical.values.tables import text_table
 from veridical.values.task import Task
 
 if TYPE_CHECKING:

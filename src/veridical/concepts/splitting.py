@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from veridical.concepts.embeddings import Embeddings, Head, Kind
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.functional.devices import on_host
+from veridical.models.inner_units import Site
 from veridical.models.predictor import Side, call, take_side
 from veridical.values.task import Task
 
@@ -41,44 +42,17 @@ class Call:
     output: Tensor
 
 
-def first_tensor(value: Any) -> Tensor | None:
-    """The tensor that a layer hands on: blocks of transformers give it as the first of several."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, tuple | list) and value:
-        return first_tensor(value[0])
-    return None
-
-
-def with_first(value: Any, new: Tensor) -> Any:
-    """The same value with its tensor replaced."""
-    if isinstance(value, Tensor):
-        return new
-    return type(value)((with_first(value[0], new), *value[1:]))
-
-
 @contextmanager
 def at_layer(
     module: nn.Module, layer: str, end: End, change: Callable[[Tensor], Tensor | None]
 ) -> Iterator[None]:
     """While this is open, what a layer reads or gives passes through `change`; None leaves it."""
-
-    def before(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        new = change(given[0])
-        return None if new is None else (new, *given[1:])
-
-    def after(_module: nn.Module, _given: tuple[Any, ...], output: Any) -> Any:
-        found = first_tensor(output)
-        new = None if found is None else change(found)
-        return None if new is None else with_first(output, new)
-
-    target = module.get_submodule(layer)
-    on_input = end == "input"
-    handle = target.register_forward_pre_hook(before) if on_input else target.register_forward_hook(after)
+    handles = Site(layer, 0, 1, reads_input=end == "input", whole=True).hooked(module, change)
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 class _Products(TorchFunctionMode):
@@ -112,8 +86,8 @@ def trace(
     few = slice(0, 4)
 
     def note(name: str, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        found = first_tensor(output)
-        if given and isinstance(given[0], Tensor) and found is not None:
+        found = output[0] if isinstance(output, tuple) else output
+        if given and isinstance(given[0], Tensor) and isinstance(found, Tensor):
             calls.pop(name, None)
             calls[name] = Call(module, given[0], given[0].detach().clone(), found.detach().clone())
 

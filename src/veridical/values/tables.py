@@ -73,15 +73,8 @@ class ScoreTable:
 
     def text(self) -> str:
         """A table for a terminal; the best of a column has a star."""
-        lines = self._lines(_line, "{} *")
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if i else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        )
+        head, *rows = self._lines(_line, "{} *")
+        return text_table(head, rows)
 
     def _lines(
         self, escaped: Callable[[str], str], mark: str, arrows: Mapping[Direction, str] = ARROWS
@@ -92,6 +85,22 @@ class ScoreTable:
             found = [self.cells.get((who, name), Cell("failed", False)) for name, _ in self.columns]
             lines.append([escaped(who), *(mark.format(c.text) if c.best else c.text for c in found)])
         return lines
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lines whose columns are as wide as their widest cell; the first column reads from the left.
+
+    >>> print(text_table(["a", "b"], [["x", "1"]]))
+    a  b
+    x  1
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        return "  ".join([first.strip().ljust(widths[0]), *rest]).rstrip()
+
+    return "\n".join(line(row) for row in (head, *rows))
 
 
 def score_table(scores: Mapping[tuple[str, str], Scores]) -> ScoreTable:
