@@ -76,7 +76,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.metrics.randomisation.smooth_mprt": ("smooth_mprt", "SmoothMprt"),
     "veridical.metrics.re_explaining": ("", "Beside Maps at_once explained_beside explained_variants explaining one_session samples_at_once stacked why_no_references"),
     "veridical.metrics.repeats": ("", "with_repeats"),
-    "veridical.metrics.robustness._common": ("", "NeighbourMetric RelativeStability distance explained_pairs flat_inputs map_flags nan_where_any relative_change representations same_prediction unchecked_outputs why_no_layer worst"),
+    "veridical.metrics.robustness._common": ("", "NeighbourMetric RelativeStability comparable distance explained_pairs flat_inputs map_flags nan_where_any relative_change representations same_prediction unchecked_outputs why_no_layer worst"),
     "veridical.metrics.robustness.avg_sensitivity": ("avg_sensitivity", "AvgSensitivity"),
     "veridical.metrics.robustness.consistency": ("consistency", "Consistency agreement_among_matches explanation_codes"),
     "veridical.metrics.robustness.continuity": ("continuity", "Continuity translated"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -50,26 +49,12 @@ def align(where: Tensor | None, **named: Tensor) -> tuple[Tensor, ...]:
             )
         shapes["where"] = tuple(where.shape)
     try:
-        # shapes are alike nearly always, and torch takes longer to say so than most of what follows
-        alike = len(set(shapes.values())) == 1
-        shape = next(iter(shapes.values())) if alike else _common_shape(*doubles.values(), where)
+        shape = torch.broadcast_shapes(*shapes.values())
     except RuntimeError as error:
         raise ShapeError(f"shapes {shapes} do not broadcast against each other") from error
-    device = next(iter(doubles.values())).device
-    valid = _true(device) if where is None else where
-    return (*(x.expand(shape) for x in doubles.values()), valid.expand(shape))
-
-
-def _common_shape(*tensors: Tensor | None) -> torch.Size:
-    # `torch.broadcast_shapes` is written in Python and takes as long as several operations
-    return torch.broadcast_tensors(*(x for x in tensors if x is not None))[0].shape
-
-
-@lru_cache(maxsize=16)
-def _true(device: torch.device) -> Tensor:
-    """One truth value to be spread over rows of which every entry is valid; never written to."""
-    with torch.inference_mode(False):
-        return torch.ones((), dtype=torch.bool, device=device)
+    if where is None:
+        where = torch.ones((), dtype=torch.bool, device=next(iter(doubles.values())).device)
+    return (*(x.expand(shape) for x in doubles.values()), where.expand(shape))
 
 
 def numbers_on(device: torch.device, values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:

@@ -228,29 +228,17 @@ def partial_rank_correlation(x: Tensor, y: Tensor, given: Tensor, where: Tensor 
     0.666667
     """
     x, y, given, valid = align(where, x=x, y=y, given=given)
+    rows = torch.stack([x, y, given])
     if where is None and x.shape[-1]:
-        return _whole_partial(torch.stack([x, y, given]))
-    control = _unit(_rank_deviation(given, valid))
-
-    def left_over(row: Tensor) -> Tensor:
-        # Residuals, not the formula above: 1 - r^2 loses every digit where x nearly follows `given`.
-        deviation = _unit(_rank_deviation(row, valid))
-        return deviation - (deviation * control).sum(-1, keepdim=True) * control
-
-    x_left, y_left = left_over(x), left_over(y)
-    something_left = torch.minimum(x_left.square().sum(-1), y_left.square().sum(-1)) > _NO_RESIDUAL
-    r = _cosine(x_left, y_left)
-    spread = has_spread(x, valid) & has_spread(y, valid) & has_spread(given, valid)
-    return nan_where(~(spread & something_left), r)
-
-
-def _whole_partial(rows: Tensor) -> Tensor:
-    """The same where every entry is valid: all three rows go through every step together."""
-    deviation = _unit(centred_ranks(rows))
+        deviation, spread = centred_ranks(rows), varies(rows)
+    else:
+        deviation, spread = _rank_deviation(rows, valid.expand(rows.shape)), has_spread(rows, valid)
+    # Residuals, not the formula above: 1 - r^2 loses every digit where x nearly follows `given`.
+    deviation = _unit(deviation)
     control = deviation[2]
     left = deviation[:2] - (deviation[:2] * control).sum(-1, keepdim=True) * control
     something_left = left.square().sum(-1).amin(0) > _NO_RESIDUAL
-    return nan_where(~(varies(rows).all(0) & something_left), _cosine(*left))
+    return nan_where(~(spread.all(0) & something_left), _cosine(*left))
 
 
 def _deviation(x: Tensor, valid: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""Maps with ties: judged by all rankings that agree with them, not by the raster's."""
+"""Maps with ties: scored by all rankings that agree with them, not by the raster's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from veridical.values.ties import TieOrders
 TIE_VARIANCE = "variance of tie orders"
 """The detail that says how far a score moves between rankings that agree with its map."""
 TIES_DECIDE = "ties decide: the score moves between rankings that agree with the map"
-_CURVE = "the curve itself"
 _DECIDES = 0.05
 """Standard deviation between rankings, as a share of the score, from which ties are said to decide it."""
 
@@ -32,7 +32,7 @@ def over_orders(
     key: Key,
     whole: bool = False,
 ) -> Outcome:
-    """The mean outcome over the rankings of each sample; maps without ties are judged once, as they are.
+    """The mean outcome over the rankings of each sample; maps without ties are scored once, as they are.
 
     Only samples that have a further ranking are evaluated again, unless it shares its work among the
     `whole` task.
@@ -42,79 +42,64 @@ def over_orders(
     if orders.most == 1:
         first = evaluate(task, explanation, 0)
         return replace(first, details={**first.details, TIED_PAIRS: share})
-    sums = _Sums(len(task.inputs))
-    sums.add(evaluate(task, orders.strict(0, key), 0))
+    samples, outcomes = len(task.inputs), []
     # a curve may have as many steps as the longest sample has features
     whole = whole or task.space.valid is not None
-    for which in range(1, orders.most):
-        more, further = orders.counts > which, orders.beyond(which)
-        if whole or len(further) == len(task.inputs):
-            sums.add(evaluate(task, orders.strict(which, key), which), more=more)
+    for which in range(orders.most):
+        further = orders.beyond(which)
+        rows = torch.tensor(further, device=task.inputs.device)
+        if whole or len(further) == samples:
+            found = evaluate(task, orders.strict(which, key), which)
         else:
-            rows = torch.tensor(further, device=task.inputs.device)
-            sums.add(evaluate(task[rows], orders.take(further).strict(which, key), which), rows)
-    outcome, variance = sums.mean(orders.counts)
+            found = evaluate(task[rows], orders.take(further).strict(which, key), which)
+        outcomes.append(_placed(found, samples, rows))
+    outcome, variance = _mean(outcomes, orders.counts)
     decided = ties_decide(outcome.values, variance)
     details = {**outcome.details, TIED_PAIRS: share, TIE_VARIANCE: variance / orders.counts}
     return replace(outcome, flags={**outcome.flags, TIES_DECIDE: decided}, details=details)
 
 
-class _Sums:
-    """Outcomes of all samples, or of some, added up by name."""
+def _placed(found: Outcome, samples: int, rows: Tensor) -> Outcome:
+    """The outcome of some rows of a task, or of all of which these count, in float64; 0 in the others."""
 
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-        self._first: Outcome | None = None
-        self._values: list[Tensor] = []
-        self._named: dict[str, Tensor] = {}
-        self._flags: dict[str, Tensor] = {}
+    def place(part: Tensor) -> Tensor:
+        out = part.new_zeros(samples, *part.shape[1:], dtype=torch.float64)
+        own = part[rows] if len(part) == samples else part
+        return out.index_copy_(0, rows, own.double())
 
-    def add(self, outcome: Outcome, rows: Tensor | None = None, more: Tensor | None = None) -> None:
-        """Add the outcome of these rows, or of all samples where only those that have `more` count."""
+    return replace(
+        found,
+        values=place(found.values),
+        flags={reason: place(flag) > 0 for reason, flag in found.flags.items()},
+        curve=None if found.curve is None else replace(found.curve, y=place(found.curve.y)),
+        details={name: place(part) for name, part in found.details.items()},
+    )
 
-        def spread(part: Tensor) -> Tensor:
-            if rows is not None:
-                out = part.new_zeros(self._samples, *part.shape[1:], dtype=torch.float64)
-                return out.index_copy_(0, rows, part.double())
-            if more is None:
-                return part.double()
-            return torch.where(more.reshape(-1, *[1] * (part.dim() - 1)), part.double(), 0.0)
 
-        first = self._first or outcome
-        if (
-            first.curve is not None
-            and outcome.curve is not None
-            and len(outcome.curve.x) > len(first.curve.x)
-        ):
-            first = replace(first, curve=outcome.curve)
-        self._first = first
-        self._values.append(spread(outcome.values))
-        named = (
-            dict(outcome.details) if outcome.curve is None else {**outcome.details, _CURVE: outcome.curve.y}
-        )
-        for name, part in named.items():
-            found = spread(part)
-            self._named[name] = _sum(self._named[name], found) if name in self._named else found
-        for reason, flag in outcome.flags.items():
-            raised = spread(flag) > 0
-            self._flags[reason] = self._flags[reason] | raised if reason in self._flags else raised
+def _mean(outcomes: list[Outcome], counts: Tensor) -> tuple[Outcome, Tensor]:
+    """The mean over `counts` (N,) rankings of each sample, and the variance (N,) of a score between them."""
 
-    def mean(self, counts: Tensor) -> tuple[Outcome, Tensor]:
-        """The mean outcome, and the variance (N,) of a score between rankings."""
+    def over(parts: list[Tensor]) -> Tensor:
+        total = reduce(_sum, parts)
+        return total / counts.reshape(-1, *[1] * (total.dim() - 1))
 
-        def over(total: Tensor) -> Tensor:
-            return total / counts.reshape(-1, *[1] * (total.dim() - 1))
-
-        assert self._first is not None
-        each = torch.stack(self._values, -1)
-        mean = over(each.sum(-1))
-        there = torch.arange(each.shape[-1], device=each.device) < counts[:, None]
-        apart = torch.where(there, each - mean[:, None], 0.0).square().sum(-1)
-        details, curve = {name: over(total) for name, total in self._named.items()}, self._first.curve
-        if curve is not None:
-            curve = replace(curve, y=details.pop(_CURVE))
-        outcome = replace(self._first, values=mean, flags=self._flags, curve=curve, details=details)
-        return outcome, apart / (counts - 1).clamp(min=1)
+    each = torch.stack([found.values for found in outcomes], -1)
+    mean = each.sum(-1) / counts
+    there = torch.arange(each.shape[-1], device=each.device) < counts[:, None]
+    apart = torch.where(there, each - mean[:, None], 0.0).square().sum(-1)
+    curves = [found.curve for found in outcomes if found.curve is not None]
+    if curves:
+        curves[0] = replace(max(curves, key=lambda curve: len(curve.x)), y=over([c.y for c in curves]))
+    names = dict.fromkeys(name for found in outcomes for name in found.details)
+    reasons = dict.fromkeys(reason for found in outcomes for reason in found.flags)
+    outcome = replace(
+        outcomes[0],
+        values=mean,
+        flags={r: reduce(torch.logical_or, [o.flags[r] for o in outcomes if r in o.flags]) for r in reasons},
+        curve=curves[0] if curves else None,
+        details={n: over([o.details[n] for o in outcomes if n in o.details]) for n in names},
+    )
+    return outcome, apart / (counts - 1).clamp(min=1)
 
 
 def _sum(a: Tensor, b: Tensor) -> Tensor:

@@ -52,34 +52,44 @@ class NeighbourMetric(ExplainerMetric):
         reach = self.radius * reference_range(task) if self.in_ranges else self.radius
         return (task.inputs + reach * uniform_draws(task, key / "neighbour", draws)).flatten(0, 1)
 
-    def comparable(self, values: Tensor, task: Task) -> Tensor:
-        """Maps (..., N, V) of a task in float64, normalised or not; 0 at features that do not exist."""
-        if self.normalise:
-            return rms_normalise(values, where=task.space.valid)
-        values = values.double()
-        return values if task.space.valid is None else values.masked_fill(~task.space.valid, 0.0)
+    def pairs(
+        self, task: Task, explainer: Explainer, context: Context, compare: Callable[..., Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """`explained_pairs` of the samples and their neighbours."""
+        start = movable(task)
+        variants = partial(self.neighbours, start, context.key)
+        return explained_pairs(start, explainer, context, variants, self.draws, self.normalise, compare)
+
+
+def comparable(values: Tensor, valid: Tensor | None, normalise: bool) -> Tensor:
+    """Maps (..., N, V) in float64, over their root mean square or not; 0 at features that do not exist."""
+    if normalise:
+        return rms_normalise(values, where=valid)
+    values = values.double()
+    return values if valid is None else values.masked_fill(~valid, 0.0)
 
 
 def explained_pairs(
-    metric: NeighbourMetric,
     task: Task,
     explainer: Explainer,
     context: Context,
+    variants: Callable[[range], Task],
+    count: int,
+    normalise: bool,
     compare: Callable[..., Tensor],
+    first_number: int = 0,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The clean maps (N, V), `compare(near task, clean maps, near maps)` for every draw (N, draws), flags.
+    """The clean maps (N, V), `compare(near task, clean maps, near maps)` for every variant (N, count), flags.
 
-    As many draws as fit a chunk are explained together: the near task holds k times the samples, the maps
+    As many variants as fit a chunk are explained together: the near task holds k times the samples, the maps
     are (k, N, V), and `compare` gives (k, N).
     """
-    task = movable(task)
     rows = []
     with explaining(explainer, context, task) as explain:
-        variants = partial(metric.neighbours, task, context.key)
         for which, near, values in explained_variants(
-            explain, explainer, task, metric.draws, variants, context.key
+            explain, explainer, task, count, variants, context.key, first_number
         ):
-            maps = metric.comparable(values, task)
+            maps = comparable(values, task.space.valid, normalise)
             if not which.start:
                 clean, flags = maps[0], map_flags(explain, len(task))
                 maps, near = maps[1:], near[len(task) :] if len(which) > 1 else near
@@ -178,7 +188,7 @@ class RelativeStability(NeighbourMetric):
             moved = self.moved(before, reading).clamp(min=self.epsilon)
             return torch.where(same, change / moved, torch.nan)
 
-        _, table, flags = explained_pairs(self, start, explainer, context, ratio)
+        _, table, flags = self.pairs(start, explainer, context, ratio)
         check_finite(torch.cat(sizes).unflatten(0, (-1, len(start))).T)
         share = torch.cat(kept).double().mean(0)
         flags["every draw changed the prediction"] = share == 0

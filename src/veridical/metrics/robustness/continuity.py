@@ -9,11 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from veridical.functional import rms_normalise
 from veridical.metrics import Count, ExplainerMetric, Outcome, register
-from veridical.metrics.re_explaining import explained_variants, explaining, stacked
-from veridical.metrics.robustness._common import map_flags, nan_where_any, worst
-from veridical.metrics.types import Context, Curve, Direction, Explainer, Key, Task
+from veridical.metrics.re_explaining import stacked
+from veridical.metrics.robustness._common import explained_pairs, nan_where_any, worst
+from veridical.metrics.types import Context, Curve, Direction, Explainer, Task
 from veridical.perturb.fills import fill_state
 
 
@@ -61,33 +60,23 @@ class Continuity(ExplainerMetric):
         return None
 
     def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
-        background = self._background(task, context.key)
+        # what the strips show that moved images leave free (N, *shape)
+        state, own = fill_state(task, task.fill), (context.key / "fill").of("fill")
+        background = task.fill.background(state, task.inputs, task.draw_ids, own)[:, 0]
+
+        def change(near: Task, clean: Tensor, maps: Tensor) -> Tensor:
+            apart = near.inputs.unflatten(0, (-1, len(task))) - task.inputs
+            way = torch.linalg.vector_norm(apart.flatten(2), dim=-1, dtype=torch.float64)
+            return (maps - clean).abs().sum(-1) / way.masked_fill_(way == 0, torch.nan)
+
         variants = partial(self._moved, task, background)
-        rows = []
-        with explaining(explainer, context, task) as explain:
-            every = explained_variants(
-                explain, explainer, task, self.steps, variants, context.key, first_number=1
-            )
-            for which, near, values in every:
-                maps = self._comparable(values, task)
-                if not which.start:
-                    flags, clean = map_flags(explain, len(task)), maps[0]
-                moves = len(which) - (not which.start)
-                if moves:
-                    apart = near.inputs.unflatten(0, (-1, len(task)))[-moves:] - task.inputs
-                    way = torch.linalg.vector_norm(apart.flatten(2), dim=-1, dtype=torch.float64)
-                    change = (maps[-moves:] - clean).abs().sum(-1)
-                    rows.append(change / way.masked_fill_(way == 0, torch.nan))
-        table = torch.cat(rows).T.contiguous()
+        _, table, flags = explained_pairs(
+            task, explainer, context, variants, self.steps, self.normalise, change, first_number=1
+        )
         flags["no translation changes the image"] = table.isnan().all(-1) & ~flags["no explanation"]
         moved = torch.arange(1 + self.steps, device=task.device)[1:] * self.pixels
         curve = Curve(moved, table, "pixels moved", "change of the map over that of the image")
         return Outcome(nan_where_any(worst(table), flags), flags, curve)
-
-    def _background(self, task: Task, key: Key) -> Tensor:
-        """What the strips show that moved images leave free (N, *shape)."""
-        state, own = fill_state(task, task.fill), (key / "fill").of("fill")
-        return task.fill.background(state, task.inputs, task.draw_ids, own)[:, 0]
 
     def _moved(self, task: Task, background: Tensor, which: range) -> Task:
         """The samples after each of these moves, one copy of all after the other; 0 is no move."""
@@ -95,9 +84,3 @@ class Continuity(ExplainerMetric):
             return task
         near = [translated(task.inputs, background, t * self.pixels) if t else task.inputs for t in which]
         return stacked(task, len(which), torch.cat(near))
-
-    def _comparable(self, values: Tensor, task: Task) -> Tensor:
-        if self.normalise:
-            return rms_normalise(values, where=task.space.valid)
-        values = values.double()
-        return values if task.space.valid is None else values.masked_fill(~task.space.valid, 0.0)

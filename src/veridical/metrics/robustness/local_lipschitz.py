@@ -13,7 +13,6 @@ from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness._common import (
     NeighbourMetric,
     distance,
-    explained_pairs,
     nan_where_any,
     worst,
 )
@@ -44,6 +43,6 @@ class LocalLipschitz(NeighbourMetric):
             moved = touched_norm(start, way)
             return distance(before, after) / moved.masked_fill_(moved == 0, torch.nan)
 
-        _, table, flags = explained_pairs(self, start, explainer, context, slope)
+        _, table, flags = self.pairs(start, explainer, context, slope)
         flags["no draw moved the input"] = table.isnan().all(-1) & ~flags["no explanation"]
         return Outcome(nan_where_any(worst(table), flags), flags, details={"draws": table})

@@ -8,13 +8,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError
 from veridical.metrics import Context, Direction, Explainer, Outcome, Task, register
 from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness._common import (
     NeighbourMetric,
     distance,
-    explained_pairs,
     nan_where_any,
     worst,
 )
@@ -31,18 +29,11 @@ class Sensitivity(NeighbourMetric):
     direction: ClassVar[Direction] = Direction.LOWER
     needs: ClassVar[frozenset[str]] = frozenset({"explainer"})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.relative_to not in ("input", "nothing", "explanation"):
-            raise InputError(f"relative_to is 'input', 'nothing' or 'explanation', got {self.relative_to!r}")
-
     def distances(
         self, task: Task, explainer: Explainer, context: Context
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The relative distance of every draw (N, draws), NaN where it has no meaning, and the flags."""
-        clean, table, flags = explained_pairs(
-            self, task, explainer, context, lambda near, before, after: distance(before, after)
-        )
+        clean, table, flags = self.pairs(task, explainer, context, lambda _, a, b: distance(a, b))
         if self.relative_to == "nothing":
             return table, flags
         if self.relative_to == "input":
