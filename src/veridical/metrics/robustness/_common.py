@@ -16,7 +16,7 @@ from veridical.metrics import Count, Direction, Explainer, ExplainerMetric, Key,
 from veridical.metrics.input_noise import movable, reference_range, touched, uniform_draws, why_no_noise
 from veridical.metrics.re_explaining import Maps, explained_variants, explaining, stacked
 from veridical.models.context import Context
-from veridical.models.predictor import Output, check_finite
+from veridical.models.predictor import check_finite
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def relative_change(before: Tensor, after: Tensor, epsilon: float) -> Tensor:
 
 
 def unchecked_outputs(task: Task) -> Tensor:
-    """All outputs (N, C), counted; looking at them would wait for a GPU at every draw."""
+    """All outputs (N, C), counted; to check them would wait for a GPU at every draw."""
     with task.session():
         return task.predictor.chunk(task.inputs, task.side)
 
@@ -172,17 +172,17 @@ class RelativeStability(NeighbourMetric):
 
     def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
         start = movable(task)
-        before, answers = self.reading(start, True)
+        before, clean_outputs = self.reading(start, True)
         kept: list[Tensor] = []
         sizes: list[Tensor] = []
 
         def ratio(near: Task, clean: Tensor, after: Tensor) -> Tensor:
             parts = self.reading(near, False)
-            # NaN and infinity both show in the largest size, which is looked at when all is done
-            looked_at = parts if parts[0] is not parts[1] else parts[:1]
-            sizes.extend(torch.linalg.vector_norm(part, torch.inf, -1) for part in looked_at)
+            # NaN and infinity both show in the largest size, which is checked when all is done
+            distinct = parts if parts[0] is not parts[1] else parts[:1]
+            sizes.extend(torch.linalg.vector_norm(part, torch.inf, -1) for part in distinct)
             reading, outputs = (part.unflatten(0, (-1, len(start))) for part in parts)
-            same = same_prediction(task, answers, outputs)
+            same = same_prediction(task, clean_outputs, outputs)
             kept.append(same)
             change = relative_change(clean, after, self.epsilon)
             moved = self.moved(before, reading).clamp(min=self.epsilon)
@@ -203,10 +203,9 @@ def flat_inputs(task: Task) -> Tensor:
 
 def why_no_layer(task: Task, layer: str | None) -> str | None:
     """Why no representation can be read from this model, or None if one can."""
-    names = dict(task.predictor.model.named_modules())
+    names = dict(task.predictor.unwrapped.named_modules())
     if layer is not None:
-        # a noisy view holds the user's module as its child
-        return None if _find(names, layer) else str(unknown_name("layer", layer, [n for n in names if n]))
+        return None if layer in names else str(unknown_name("layer", layer, [n for n in names if n]))
     if any(isinstance(m, nn.Linear) for m in names.values()):
         return None
     return "it reads the input of the last nn.Linear layer and the model has none; name one with layer=..."
@@ -215,68 +214,41 @@ def why_no_layer(task: Task, layer: str | None) -> str | None:
 def representations(task: Task, layer: str | None = None) -> tuple[Tensor, Tensor]:
     """(N, K) activations and (N, C) outputs from one counted pass, which the caller checks.
 
-    The activations are the answer of the named layer or, with None, what goes into the linear layer that
+    The activations are the output of the named layer or, with None, what goes into the linear layer that
     is called last.
     """
-    view = _Reading(task.predictor.model, layer)
-    reader = task.predictor.with_model(view, _Joined(task.predictor.output))
-    with reader.session():
-        both = reader.chunk(task.inputs, task.side)
-    return both[:, : -task.n_outputs], both[:, -task.n_outputs :]
+    module, seen = task.predictor.unwrapped, list[Tensor]()
 
+    def before(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen[:] = [inputs[0]]
 
-def _find(names: dict[str, nn.Module], layer: str) -> nn.Module | None:
-    return next((names[n] for n in (layer, f"module.{layer}", f"module.module.{layer}") if n in names), None)
+    def after(_module: nn.Module, _inputs: Any, made: Any) -> None:
+        seen[:] = [made[0] if isinstance(made, tuple | list) else made]
 
-
-class _Reading(nn.Module):
-    """The child model, answering (what a layer saw or said, its own answer)."""
-
-    def __init__(self, module: nn.Module, layer: str | None) -> None:
-        super().__init__()
-        self.module = module
-        self.layer = layer
-
-    def forward(self, *args: Any, **named: Any) -> tuple[Tensor, Any]:
-        seen: list[Tensor] = []
-
-        def before(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            seen[:] = [inputs[0]]
-
-        def after(_module: nn.Module, _inputs: Any, answer: Any) -> None:
-            seen[:] = [answer[0] if isinstance(answer, tuple | list) else answer]
-
-        if self.layer is None:
-            linear = [m for m in self.module.modules() if isinstance(m, nn.Linear)]
-            hooks = [m.register_forward_pre_hook(before) for m in linear]
-        else:
-            chosen = _find(dict(self.module.named_modules()), self.layer)
-            if chosen is None:
-                raise InputError(f"the model has no layer '{self.layer}'")
-            hooks = [chosen.register_forward_hook(after)]
-        try:
-            answer = self.module(*args, **named)
-        finally:
-            for hook in hooks:
-                hook.remove()
+    def joined(made: Any) -> Tensor:
+        """Activations and outputs side by side, so that one (rows, columns) tensor carries both."""
+        outputs = task.predictor.output(made)
         if not seen:
             raise InputError(
                 "the model never called the layer whose activations are read; name it by layer=..."
             )
-        return seen[0], answer
-
-
-class _Joined:
-    """Activations and outputs side by side, so that one (rows, columns) tensor carries both."""
-
-    def __init__(self, output: Output) -> None:
-        self.output = output
-
-    def __call__(self, answer: tuple[Tensor, Any]) -> Tensor:
-        activations, outputs = answer[0], self.output(answer[1])
-        if len(activations) != len(outputs):
+        if len(seen[0]) != len(outputs):
             raise ShapeError(
-                f"the layer's activations have shape {tuple(activations.shape)} for {len(outputs)} rows; "
+                f"the layer's activations have shape {tuple(seen[0].shape)} for {len(outputs)} rows; "
                 "their first axis must count samples"
             )
-        return torch.cat([activations.flatten(1).to(outputs.dtype), outputs], 1)
+        return torch.cat([seen.pop().flatten(1).to(outputs.dtype), outputs], 1)
+
+    if layer is None:
+        linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
+        hooks = [m.register_forward_pre_hook(before) for m in linear]
+    else:
+        hooks = [module.get_submodule(layer).register_forward_hook(after)]
+    reader = task.predictor.wrapped(lambda model: model, joined)
+    try:
+        with reader.session():
+            both = reader.chunk(task.inputs, task.side)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return both[:, : -task.n_outputs], both[:, -task.n_outputs :]
