@@ -61,18 +61,6 @@ def test_identical_vectors(n):
     assert (test.rank_biserial == 0).all()
 
 
-@pytest.mark.parametrize("field", range(3))
-def test_masked_entries_do_not_exist(field):
-    def one_field(x, y, where=None):
-        return signed_rank(x, y, where)[field]
-
-    where = cases.mask(6, 18, keep=0.6)
-    cases.assert_mask_means_absent(one_field, cases.smooth(6, 18), cases.smooth(6, 18, seed=1), where=where)
-    cases.assert_mask_means_absent(one_field, cases.tied(6, 18), cases.tied(6, 18, seed=1), where=where)
-    wide = cases.mask(6, 90, keep=0.5)  # more than 50 entries, fewer that count
-    cases.assert_mask_means_absent(one_field, cases.smooth(6, 90), cases.smooth(6, 90, seed=1), where=wide)
-
-
 @given(cases.numbers(1))
 def test_swapping_the_vectors_flips_only_the_sign(values):
     x, y = cases.row(values), torch.zeros(len(values))
