@@ -192,14 +192,6 @@ def test_json_round_trip_alone_and_inside_a_metric(fill: fills.Fill) -> None:
     assert PixelFlipping.from_json(judge.to_json()) == judge
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: fills.Zero(1.0), r"use Constant\(1.0\)"),
-        (lambda: fills.Marginal(0), "rows is a whole number from 1"),
-        (lambda: fills.Blur(0.0), "sigma is a finite number above 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(make, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make()
+def test_zero_takes_no_value() -> None:
+    with pytest.raises(InputError, match=r"use Constant\(1.0\)"):
+        fills.Zero(1.0)

@@ -132,22 +132,13 @@ class NoiseSource:
         sizes = [shape.numel() for shape in self.shapes.values()]
         parts = list(zip(self._keyed_by, flat.split(sizes), strict=True))
         if self.size >= THREADED:
-            list(pool().map(partial(draw_noise, key), _shares(parts)))
+            # dealt out by size: as many tasks as there are parameters would cost more than they save
+            parts.sort(key=lambda part: -part[1].numel())
+            list(pool().map(partial(draw_noise, key), [parts[i::SHARES] for i in range(SHARES)]))
         else:
             draw_noise(key, parts)
         pieces = zip(self.shapes.items(), flat.to(self.device).split(sizes), strict=True)
         return {name: piece.view(shape) for (name, shape), piece in pieces}
-
-
-def _shares(parts: list[tuple[str, Tensor]]) -> list[list[tuple[str, Tensor]]]:
-    """Parameters dealt out evenly: as many tasks as there are parameters would cost more than they save."""
-    shares: list[list[tuple[str, Tensor]]] = [[] for _ in range(min(SHARES, len(parts)))]
-    loads = [0] * len(shares)
-    for part in sorted(parts, key=lambda part: -part[1].numel()):
-        least = loads.index(min(loads))
-        shares[least].append(part)
-        loads[least] += part[1].numel()
-    return shares
 
 
 def _drawn_names(names: list[str]) -> list[str]:

@@ -55,9 +55,7 @@ class _Grid:
         return doubled[: self.known.shape[0], : self.known.shape[1]]
 
 
-def solve_holes(
-    x: Tensor, hole: Tensor, tolerance: float | None = None, iterations: int | None = None
-) -> Tensor:
+def solve_holes(x: Tensor, hole: Tensor, tolerance: float | None = None) -> Tensor:
     """Make every pixel of the hole the weighted mean of its eight neighbours; the others stay.
 
     Parameters
@@ -70,8 +68,6 @@ def solve_holes(
         An image is done when its missing pixels differ from the means of their neighbours, as root mean
         square, by less than so many times the range of its values (0 among them). By default 1e-12 in
         float64; other precisions then take two iterations, three above 32 pixels a side.
-    iterations : int, optional
-        Iterations at most.
 
     Returns
     -------
@@ -81,9 +77,8 @@ def solve_holes(
     if tolerance is None and x.dtype == torch.float64:
         tolerance = 1e-12
     height, width = x.shape[2:]
-    if iterations is None:
-        quick = QUICK if max(height, width) <= SMALL_IMAGE else QUICK + 1
-        iterations = quick if tolerance is None else MOST_ITERATIONS
+    quick = QUICK if max(height, width) <= SMALL_IMAGE else QUICK + 1
+    iterations = quick if tolerance is None else MOST_ITERATIONS
     # images lie along the last axis, where shifted sums run over contiguous memory
     known = x.masked_fill(hole, 0.0).reshape(-1, height, width).permute(1, 2, 0).contiguous()
     holes = hole.expand_as(x).reshape(-1, height, width).permute(1, 2, 0).contiguous()
