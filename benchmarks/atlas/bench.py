@@ -20,7 +20,7 @@ from veridical.errors import unknown_name
 from veridical.explainers import Explainer, as_explainer
 from veridical.explainers.transforms import Transform
 from veridical.meta.admissible import concordance
-from veridical.meta.damage import BLENDS, LEVELS, NONE, PERMUTED, damaged_maps, reference_for
+from veridical.meta.damage import LEVELS, NONE, PERMUTED, damaged_maps, reference_for
 from veridical.testing.red_team import red_team
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -71,7 +71,7 @@ class Damaged(Transform):
         if explanation.valid is not None:
             absent = absent | ~explanation.valid
         content = keyed.content_ids(explanation.values.masked_fill(absent, 0.0))
-        steps = damaged_maps(replace(explanation, ids=content, draw_ids=content), LEVELS, BLENDS, KEY)
+        steps = damaged_maps(replace(explanation, ids=content, draw_ids=content), LEVELS, KEY)
         made = next(s.maps for s in steps if (s.kind, s.share) == (self.damage, self.share))
         return replace(made, ids=explanation.ids, draw_ids=explanation.draw_ids)
 
@@ -150,7 +150,7 @@ def make_bench(name: str, samples: int, seed: int, explainers: Any = (), device:
     else:
         truth = answer.truth.to(task.device, torch.float64)
         best = Explanation(truth, task.space, task.targets, task.ids, "truth", draw_ids=task.draw_ids)
-    steps = damaged_maps(best, LEVELS, BLENDS, key / "atlas")
+    steps = damaged_maps(best, LEVELS, key / "atlas")
     maps = {_label(step.kind, step.share): step.maps for step in steps}
     # the method that stands for the truth where a finished map will not do: one that gives it
     base = as_explainer(PLAIN if answer is None or PLAIN in answer.winners else answer.winners[0])

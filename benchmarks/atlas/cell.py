@@ -16,7 +16,7 @@ from veridical.core.key import Key
 from veridical.errors import VeridicalError
 from veridical.meta import meta_evaluate
 from veridical.meta.admissible import concordance, interval, tolerance
-from veridical.meta.damage import BLENDED, BLENDS, KINDS, NEGATED, NONE, PERMUTED, Step, distinct_maps
+from veridical.meta.damage import BLENDED, KINDS, NEGATED, NOISE_SHARE, NONE, PERMUTED, Step, distinct_maps
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.input_noise import why_no_noise
 from veridical.models.context import Memo
@@ -27,7 +27,7 @@ REPEATED = (NONE, f"{PERMUTED} 0.4", f"{PERMUTED} 1")
 """The maps that are scored again under other seeds."""
 STEADY = ("gradient", "saliency", "input_x_gradient")
 """The explainers of the meta-evaluation."""
-UNTIED = f"{BLENDED} {BLENDS[0]:g}"
+UNTIED = f"{BLENDED} {NOISE_SHARE:g}"
 """The map whose score is counted and timed: true maps may tie, and several orders would be asked."""
 FAILED = "it failed"
 Row = dict[str, Any]

@@ -18,7 +18,7 @@ from veridical.data import label_column, load_task, read_examples, text_column
 from veridical.data.files import read_table
 from veridical.data.images import image_rule, open_image, read_image
 from veridical.data.tables import Labels
-from veridical.errors import FormatError, InputError
+from veridical.errors import FormatError, InputError, ShapeError
 
 # --- arrays ---------------------------------------------------------------------------------------------
 
@@ -299,6 +299,11 @@ def test_categories_become_column_groups_for_a_module(shop):
     assert torch.allclose(task.inputs[:, 4], torch.tensor(shop["age"].to_numpy(), dtype=torch.float32))
     # removing the colour takes a whole colour from a reference row, never parts of two
     assert vd.explain("occlusion", task).values.shape == (120, 3)
+    # a part of the rows has the columns of all levels
+    part = load_task(torch.nn.Linear(5, 2), shop, labels="bought", samples=2, seed=3)
+    assert torch.equal(task.inputs[part.ids], part.inputs)
+    with pytest.raises(ShapeError, match="The columns are 'size', 'colour', 'age', 'bought'; if one of them"):
+        load_task(torch.nn.Linear(5, 2), shop)
     with pytest.raises(InputError, match=r"\['size'\] have missing values"):
         load_task(torch.nn.Linear(5, 2), shop.assign(size=np.nan))
 

@@ -133,9 +133,6 @@ def test_a_joblib_file_is_read_only_when_allowed(tmp_path, capsys):
     assert np.array_equal(found.model.coef_, fitted.coef_)
 
 
-# --- which kind a path is -------------------------------------------------------------------------------
-
-
 # --- tasks ----------------------------------------------------------------------------------------------
 
 
@@ -323,19 +320,6 @@ def test_an_estimator_of_plain_arrays(tmp_path, arrays, recwarn):
         load_task(model, table.drop(columns="p"))
     line = LinearRegression().fit(arrays["x"], arrays["x"][:, 0])
     assert load_task(line, table.assign(label=arrays["x"][:, 0])).head == "regression"
-
-
-def test_a_network_sees_every_level_of_a_category(shop):
-    wide = torch.nn.Linear(5, 2)
-    one = load_task(wide, shop, labels="bought", samples=2, seed=3)
-    assert one.inputs.shape == (2, 5)
-    assert one.space.kind == "column_group"
-    whole = load_task(wide, shop, labels="bought")
-    assert torch.equal(whole.inputs[one.ids], one.inputs)
-    with pytest.raises(
-        ShapeError, match=r"The columns are 'size', 'colour', 'age', 'bought'; if one of them"
-    ):
-        load_task(wide, shop)
 
 
 # --- images ---------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from veridical.core.progress import track
 from veridical.errors import InputError
 from veridical.meta.consistency import MIN_SAMPLES
 from veridical.meta.damage import (
-    BLENDS,
     KINDS,
     LEVELS,
     NONE,
@@ -164,7 +163,7 @@ class PlantedDamage:
 
     @property
     def cost(self) -> Cost:
-        """Rows asked in all, for the reference maps and by every metric."""
+        """Rows evaluated in all, for the reference maps and by every metric."""
         return sum((metric.cost for metric in self.metrics.values()), self.reference_cost)
 
     def to_frame(self) -> pd.DataFrame:
@@ -199,7 +198,7 @@ class PlantedDamage:
         return "\n".join([head, self.to_frame()[shown].round(3).to_string(index=False), *note])
 
 
-METHOD = "it scores a method, which it asks for maps of its own; damage is planted on finished maps"
+METHOD = "it scores a method, which makes maps of its own; damage is planted on finished maps"
 
 
 def planted_damage(
@@ -208,7 +207,6 @@ def planted_damage(
     *,
     reference: Any = None,
     levels: Sequence[float] = LEVELS,
-    blends: Sequence[float] = BLENDS,
     level: float = 0.95,
     seed: int = 0,
     progress: bool | None = None,
@@ -230,8 +228,8 @@ def planted_damage(
     reference
         The explainer whose maps are damaged, or finished maps; by default exact Shapley values where all
         subsets can be evaluated, else occlusion.
-    levels, blends
-        The shares of features that are permuted, and of noise that is blended in; rising, in (0, 1].
+    levels
+        The shares of features that are permuted; rising, in (0, 1].
     level
         The level of the intervals.
     seed
@@ -247,7 +245,7 @@ def planted_damage(
     Raises
     ------
     InputError
-        If there is no metric, or `levels`, `blends` or `level` are out of range.
+        If there is no metric, or `levels` or `level` are out of range.
     NotApplicableError
         If no reference is given and none of the default ones applies.
 
@@ -266,9 +264,8 @@ def planted_damage(
         raise InputError(f"level lies between 0 and 1, got {level}")
     memo = Memo()
     maps = as_explanation(reference_for(task) if reference is None else reference, task, seed, memo=memo)
-    steps = damaged_maps(maps, levels, blends, Key(seed) / "planted damage")
+    steps = damaged_maps(maps, levels, Key(seed) / "planted damage")
     chains = {kind: [i for i, step in enumerate(steps) if step.kind in (NONE, kind)] for kind in KINDS}
-    chains = {kind: chain for kind, chain in chains.items() if len(chain) > 1}
     distinct = {kind: distinct_maps([steps[i] for i in chain]) for kind, chain in chains.items()}
     there = int((maps.spread & ~maps.missing).sum())
     tested = {}

@@ -20,10 +20,10 @@ NONE, PERMUTED, BLENDED, NEGATED = "none", "permuted", "blended", "negated"
 KINDS = (PERMUTED, BLENDED, NEGATED)
 LEVELS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """The shares of a map's features whose values are permuted."""
-BLENDS = (0.5,)
-"""How much of a map is noise of its own size."""
+NOISE_SHARE = 0.5
+"""How much of a blended map is noise of its own size."""
 FEW_WITH_MANY_ROWS = 8
-"""With more features than this, all subsets are asked only where one row fills them in."""
+"""With more features than this, all subsets are evaluated only where one row fills them in."""
 
 
 class Step(NamedTuple):
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 def reference_for(task: Task) -> str:
-    """The reference method: exact Shapley values where all subsets can be asked, else occlusion."""
+    """The reference method: exact Shapley values where all subsets can be evaluated, else occlusion."""
     if explainer_registry.make("exact_shapley").inapplicable_reason(task) is None:
         most = int(task.space.counts(len(task)).max())
         if most <= FEW_WITH_MANY_ROWS or task.fill.repeats_on(task) == 1:
@@ -46,22 +46,18 @@ def reference_for(task: Task) -> str:
     return "occlusion"
 
 
-def damaged_maps(maps: Explanation, levels: Sequence[float], blends: Sequence[float], key: Key) -> list[Step]:
+def damaged_maps(maps: Explanation, levels: Sequence[float], key: Key) -> list[Step]:
     """The maps as they are, then permuted ever more, blended with noise, and negated."""
-    for name, given in (("levels", levels), ("blends", blends)):
-        if sorted(set(given)) != list(given) or not all(0 < share <= 1 for share in given):
-            raise InputError(f"{name} are rising shares in (0, 1], got {given!r}")
-    if not levels:
-        raise InputError("give at least one level of permuted damage, as levels=(0.5, 1.0)")
+    if not levels or sorted(set(levels)) != list(levels) or not all(0 < share <= 1 for share in levels):
+        raise InputError(f"levels are rising shares in (0, 1], as (0.5, 1.0); got {levels!r}")
     steps = [Step(NONE, 0.0, maps)]
     steps += [Step(PERMUTED, share, degrade(maps, share, key)) for share in levels]
     values, valid = maps.values.double(), maps.valid
     there = torch.ones_like(values, dtype=torch.bool) if valid is None else valid
     size = (torch.where(there, values, 0.0).square().sum(-1) / there.sum(-1).clamp(min=1)).sqrt()
     noise = size[:, None] * keyed.normal(key / "noise", maps.draw_ids, 0, values.shape[1], torch.float64)
-    for share in blends:
-        mixed = torch.where(there, (1 - share) * values + share * noise, 0.0)
-        steps.append(Step(BLENDED, share, maps.with_values(mixed.to(maps.values.dtype))))
+    mixed = torch.where(there, (1 - NOISE_SHARE) * values + NOISE_SHARE * noise, 0.0)
+    steps.append(Step(BLENDED, NOISE_SHARE, maps.with_values(mixed.to(maps.values.dtype))))
     return [*steps, Step(NEGATED, 1.0, maps.with_values(-maps.values))]
 
 
