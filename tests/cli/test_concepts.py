@@ -1,4 +1,4 @@
-"""Concepts in a shell: names, settings, files of dictionaries."""
+"""Concepts in a shell: names and files of dictionaries."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from veridical.concepts import NMF, PCA, Dictionary
 from veridical.errors import VeridicalError
 
 
-def test_names_settings_and_none():
+def test_names_and_none():
     assert concepts_of(None) is None
     assert concepts_of(["none"]) == []
-    assert concepts_of(["pca", "NMF"]) == [PCA(), NMF()]
-    assert concepts_of(["pca:n_concepts=3", "pca:n_concepts=7"]) == [PCA(n_concepts=3), PCA(n_concepts=7)]
+    assert concepts_of(["pca", "NMF"]) == {"pca": PCA(), "NMF": NMF()}
 
 
 def test_a_dictionary_from_its_file(tmp_path):
@@ -32,9 +31,6 @@ def test_a_dictionary_from_its_file(tmp_path):
     ("word", "said"),
     [
         ("pcaa", "pca"),
-        ("pca:concepts=3", "n_concepts"),
-        ("pca:n_concepts", "no value"),
-        ("pca:n_concepts=many", "n_concepts"),
         ("there/is/none.safetensors", "neither a file nor a folder"),
     ],
 )

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 import veridical as vd
 from veridical.auditing import EFFORTS, Audit
 from veridical.auditing.candidates import CRITERIA
 from veridical.cli.app import app, print_table, say
 from veridical.cli.sources import Explainers, Folder, Seed, Source, with_options
-from veridical.errors import InputError, StorageError, unknown_name
+from veridical.errors import StorageError
 from veridical.values.tables import check_writable
 
 DEMO_ROWS = 500_000
 """Rows that a first audit may evaluate of a small network: about a minute."""
 UNFINISHED = "unfinished"
 """The folder, inside that of the report, of what is finished before the report is."""
-HELP = "name, name:setting=value,... or the file of a dictionary"
 CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-shap", "mcd", "hu-mcd", "sae")
 
 
@@ -35,7 +33,9 @@ def audit(
     effort: Annotated[str, typer.Option(help=f"How much to do: {', '.join(EFFORTS)}.")] = "quick",
     concepts: Annotated[
         list[str] | None,
-        typer.Option(help=f"Concepts to compare, {HELP}, or none. {', '.join(CONCEPT_METHODS)}. Repeat."),
+        typer.Option(
+            help=f"Concepts to compare: none, a dictionary's file, or {', '.join(CONCEPT_METHODS)}. Repeat."
+        ),
     ] = None,
     criterion: Annotated[
         list[str] | None, typer.Option(help=f"What must hold: {', '.join(CRITERIA)}; all by default. Repeat.")
@@ -122,40 +122,14 @@ def show(result: Audit, folder: Path) -> None:
 
 
 def concepts_of(words: Sequence[str] | None) -> Any:
-    """What `vd.audit(concepts=...)` takes: methods with their settings, and dictionaries from files.
+    """What `vd.audit(concepts=...)` takes: methods by name, and dictionaries from files.
 
     None leaves the choice to the audit, `none` alone compares nothing.
     """
-    if words is None:
-        return None
-    if list(words) == ["none"]:
-        return []
-    found = [_concept(word) for word in words]
-    if any(label for label, _ in found):
-        return {label or word: item for word, (label, item) in zip(words, found, strict=True)}
-    return [item for _, item in found]
+    from veridical.concepts.materials import entries
+    from veridical.dictionaries import load
 
-
-def _concept(word: str) -> tuple[str, Any]:
-    """The label of a file, and the method or the dictionary itself."""
-    from veridical.concepts.methods import METHODS
-
-    place = Path(word)
-    if place.suffix == ".safetensors" or place.is_dir():
-        from veridical.dictionaries import load
-
-        return place.stem, load(place)
-    name, _, given = word.partition(":")
-    if name.lower() not in METHODS:
-        raise unknown_name("concept method", name, METHODS)
-    method = METHODS[name.lower()]
-    settings: dict[str, Any] = {}
-    for part in filter(None, given.split(",")):
-        setting, _, value = part.partition("=")
-        known = [field.name for field in fields(method) if field.init]
-        if setting not in known:
-            raise unknown_name(f"setting of {name}", setting, known)
-        if not value:
-            raise InputError(f"{word!r}: {setting} has no value; write {name}:{setting}=5")
-        settings[setting] = yaml.safe_load(value)
-    return "", method(**settings)
+    if words is None or list(words) == ["none"]:
+        return None if words is None else []
+    files = {word: Path(word) for word in words if Path(word).suffix == ".safetensors" or Path(word).is_dir()}
+    return entries({files[w].stem if w in files else w: load(files[w]) if w in files else w for w in words})

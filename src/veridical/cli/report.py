@@ -40,15 +40,13 @@ def verify(
 
     Example: veridical verify audit
     """
-    from veridical.report.verification import is_report, other_files, verify_report
+    from veridical.report.verification import is_report, verify_report
     from veridical.study import verify as verify_study
 
     wrong = []
     both = is_report(folder) and (Path(folder) / "plan.json").is_file()
     if is_report(folder):
         wrong = verify_report(folder)
-        for name in [] if both else other_files(folder):
-            say(f"not of this audit: {name}")
         if not wrong:
             say("the checksum holds: inputs, settings, scores and report belong together")
     if both or not is_report(folder):

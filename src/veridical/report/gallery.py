@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
+import io
 import re
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -351,15 +351,9 @@ def _address(pixels: Tensor, palette: bytes | None) -> str:
 
 def encode(pixels: Tensor, palette: bytes | None = None) -> bytes:
     """Bytes of a PNG file: indices (H, W) into a palette, or colours (H, W, 3)."""
-    height, width = pixels.shape[:2]
-    # a filter byte (none) before every row
-    rows = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), pixels.reshape(height, -1)], 1)
-    parts = [_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2 if palette is None else 3, 0, 0, 0))]
+    image = Image.fromarray(pixels.numpy())
     if palette is not None:
-        parts.append(_chunk(b"PLTE", palette))
-    parts += [_chunk(b"IDAT", zlib.compress(rows.numpy().tobytes(), 9)), _chunk(b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-def _chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        image.putpalette(palette)
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=9)
+    return file.getvalue()

@@ -101,14 +101,6 @@ def is_report(folder: str | Path) -> bool:
     return any((Path(folder) / name).is_file() for name in (CONTENTS, "audit.json"))
 
 
-def other_files(folder: str | Path) -> list[str]:
-    """What lies in the folder of an audit's report and is not part of it."""
-    stated = read(Path(folder)).get("checksums") if (Path(folder) / CONTENTS).is_file() else None
-    named = stated.get("files") if isinstance(stated, dict) else None
-    own = {CONTENTS, *PAGES.values(), *(named or ())}
-    return sorted(path.name for path in Path(folder).iterdir() if path.name not in own)
-
-
 def verify_report(folder: str | Path) -> list[str]:
     """What is wrong with the folder of an audit's report; nothing where its checksum holds."""
     folder = Path(folder)
