@@ -83,7 +83,7 @@ def trial(name: str, seed: int) -> dict[str, object]:
         kept = [
             racing[i]
             for i in leading_group(
-                here[racing][:, racing], looks=len(SIZES), permutations=PERMUTATIONS, seed=seed
+                here[racing][:, racing], analyses=len(SIZES), permutations=PERMUTATIONS, seed=seed
             ).kept
         ]
         racing = kept

@@ -109,7 +109,7 @@ def test_a_level_split_over_looks_drops_less():
     units = units_of(scores)
     p = leading_group(units).steps[0].p
     assert leading_group(units, level=p * 1.01).kept == (0,)
-    assert leading_group(units, level=p * 1.01, looks=2).kept == (0, 1)
+    assert leading_group(units, level=p * 1.01, analyses=2).kept == (0, 1)
 
 
 def test_it_repeats_and_leaves_its_input():
@@ -137,5 +137,5 @@ def test_all_equal_gives_one_group_nearly_always():
 def test_bad_arguments_are_refused():
     with pytest.raises(ShapeError, match=r"\(E, E, N\)"):
         leading_group(torch.rand(3, 4, 5))
-    with pytest.raises(InputError, match="looks"):
-        leading_group(torch.rand(3, 3, 5), looks=0)
+    with pytest.raises(InputError, match="analyses"):
+        leading_group(torch.rand(3, 3, 5), analyses=0)

@@ -106,7 +106,7 @@ def has_spread(x: Tensor, where: Tensor | None = None) -> Tensor:
     Returns
     -------
     Tensor
-        Truth values (...).
+        Booleans (...).
 
     Examples
     --------
@@ -129,18 +129,18 @@ def varies(x: Tensor) -> Tensor:
 
 
 def in_blocks(
-    judge: Callable[..., Tensor], values: Tensor, *others: Tensor | None, width: int | None = None
+    function: Callable[..., Tensor], values: Tensor, *others: Tensor | None, width: int | None = None
 ) -> Tensor:
-    """`judge(values, *others)` on blocks of rows, joined; `others` have the same rows, or are None.
+    """`function(values, *others)` on blocks of rows, joined; `others` have the same rows, or are None.
 
-    `judge` must treat every row alone, so that the cut changes nothing. `width` is how many numbers it makes
-    of a row, if not about as many as the row has.
+    `function` must treat every row alone, so that the cut changes nothing. `width` is how many numbers it
+    makes of a row, if not about as many as the row has.
     """
     few = max(1, _BLOCK // max(1, width or values.shape[-1]))
     if len(values) <= few:
-        return judge(values, *others)
+        return function(values, *others)
     parts = []
     for at in range(0, len(values), few):
         rows = slice(at, at + few)
-        parts.append(judge(values[rows], *(None if o is None else o[rows] for o in others)))
+        parts.append(function(values[rows], *(None if o is None else o[rows] for o in others)))
     return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""What depends on where numbers lie, said once: the only place outside `model` and kernels that asks."""
+"""What depends on where numbers lie, in one place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def on_host(where: Tensor | torch.device) -> bool:
-    """Whether numbers lie where numpy reaches them, small steps are cheap, and a look waits for nothing."""
+    """Whether numbers lie where numpy reaches them, small steps are cheap, and reading waits for nothing."""
     return _device(where).type == "cpu"
 
 

@@ -35,8 +35,8 @@ def round_to_grid(
     """Round each row to a grid: fine enough to keep real differences, coarse enough to drop rounding noise.
 
     The grid step is the row's largest absolute response times 1e-6 in float32, 1e-9 in float64, 1e-3 in TF32
-    and float16, 1e-2 in bfloat16. `like` is a tensor, a dtype or "tf32" that tells in which precision the
-    model answered, if not in that of `responses`. The result is float64; rounding it again changes nothing.
+    and float16, 1e-2 in bfloat16. `like` is a tensor, a dtype or "tf32": the precision in which the
+    model was evaluated, if not that of `responses`. The result is float64; rounding it again changes nothing.
     Integers are exact already and are only converted; masked entries come back as NaN and do not set the
     scale, nor do infinities.
 

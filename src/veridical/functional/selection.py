@@ -28,7 +28,7 @@ class LeadingGroup(NamedTuple):
 
 
 def leading_group(
-    units: Tensor, *, level: float = 0.05, looks: int = 1, permutations: int = 1999, seed: int = 0
+    units: Tensor, *, level: float = 0.05, analyses: int = 1, permutations: int = 1999, seed: int = 0
 ) -> LeadingGroup:
     """Drop the worst of methods while their win rates differ by more than chance; who is left leads.
 
@@ -36,7 +36,7 @@ def leading_group(
     1/2, 0; the diagonal is not read. A member's unit in a sample is its mean over the other members, the
     statistic is the range of the mean units, and under "all alike" a sample's units could have stood in any
     order: methods are permuted within samples, `p = (1 + #{range* >= range}) / (1 + permutations)`. It is
-    tested at `level / looks`, so that a race may look `looks` times. Those that tie for the worst leave
+    tested at `level / analyses`, for as many interim analyses. Those that tie for the worst leave
     together. NaN counts as a tie.
 
     Parameters
@@ -45,7 +45,7 @@ def leading_group(
         Units (E, E, N): what each method wins against each other one in each sample.
     level : float
         Level of the tests.
-    looks : int
+    analyses : int
         How many times this is called as samples grow; the level is divided by it.
     permutations : int
         Permutations of each test.
@@ -67,10 +67,10 @@ def leading_group(
     units = as_double(units, "units").nan_to_num(0.5)
     if units.dim() != 3 or units.shape[0] != units.shape[1] or 0 in units.shape:
         raise ShapeError(f"expected units (E, E, N) of E methods in N samples, got {tuple(units.shape)}")
-    if not 0 < level < 1 or looks < 1 or permutations < 1:
+    if not 0 < level < 1 or analyses < 1 or permutations < 1:
         raise InputError(
-            "level lies between 0 and 1, looks and permutations are at least 1; "
-            f"got {level}, {looks}, {permutations}"
+            "level lies between 0 and 1, analyses and permutations are at least 1; "
+            f"got {level}, {analyses}, {permutations}"
         )
     kept, steps = list(range(len(units))), []
     generator = torch.Generator().manual_seed(seed)
@@ -80,7 +80,7 @@ def leading_group(
         rates = own.mean(-1)
         p = _range_p(own, permutations, generator)
         worst = rates <= rates.min() + 1e-12
-        reject = p <= level / looks and not bool(worst.all())
+        reject = p <= level / analyses and not bool(worst.all())
         left = tuple(method for method, out in zip(kept, worst.tolist(), strict=True) if out and reject)
         steps.append(GroupStep(tuple(kept), float(rates.max() - rates.min()), p, left))
         if not left:

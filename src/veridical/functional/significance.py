@@ -111,7 +111,7 @@ def betting_p(units: Tensor, where: Tensor | None = None) -> Tensor:
     """Give the p-value of H0 "the mean unit is at most 1/2" for each row (..., N) of units in [0, 1].
 
     `p = 1 / max_t W_t`, at most 1 (Ville 1939): wealth ever reaches 1/a with probability at most a under H0.
-    So it holds however often one looks and whenever one stops, as long as units are only added behind those
+    So it holds however often one tests and whenever one stops, as long as units are only added behind those
     already seen. A row without units has p = 1.
 
     Parameters

@@ -1,4 +1,4 @@
-"""What every metric is: settings, a statement of what it asks and needs, and one number per sample."""
+"""What every metric is: settings, a statement of what it measures and needs, and one number per sample."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AnyMetric(Settings):
     category: ClassVar[str] = ""
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = ""
-    """The question it asks, in one line."""
+    """The question it answers, in one line."""
     assumes: ClassVar[str] = ""
     misleads: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -59,7 +59,7 @@ class AnyMetric(Settings):
     ranks_only: ClassVar[bool] = False
     """Whether it reads a map's ranking alone, so that monotone rescaling changes nothing."""
     takes_classes: ClassVar[bool] = False
-    """Whether it judges explanations of whole classes, where a sample has no input of its own."""
+    """Whether it scores explanations of whole classes, where a sample has no input of its own."""
     permutation_invariant: ClassVar[bool] = False
     """Whether permuting a map's values changes nothing, so that its inverse scores the same."""
 
@@ -71,7 +71,7 @@ class AnyMetric(Settings):
     def inapplicable_reason(self, task: Task) -> str | None:
         """Why this metric cannot work on the task, or None if it can."""
         if task.members is not None and not self.takes_classes:
-            return "the samples of this task are classes, which have no input to ask the model about"
+            return "the samples of this task are classes, which have no input to evaluate the model on"
         if task.modality not in self.modalities:
             return f"it works on {', '.join(sorted(self.modalities))}, this task is {task.modality}"
         if "masks" in self.needs and task.masks is None:
@@ -141,17 +141,17 @@ Ties = Literal["average", "stable"]
 
 @dataclass(frozen=True)
 class Metric(AnyMetric):
-    """Judges a map: `(task, explanation, key) -> Scores`. A subclass writes `evaluate`.
+    """Scores a map: `(task, explanation, key) -> Scores`. A subclass writes `evaluate`.
 
     Draws are keyed by the metric and the sample, not by the explainer, so that all maps meet the same ones.
 
     Where a metric says `ranks_only`, `evaluate` is given maps without ties: a map with tied features is
-    judged by the mean over the rankings that agree with it, all where there are at most 8, else 8 keyed
+    scored by the mean over the rankings that agree with it, all where there are at most 8, else 8 keyed
     draws, and flagged where they decide the score.
     """
 
     averages_ties: ClassVar[bool | None] = None
-    """Whether tied maps are judged by the rankings that agree with them: None where `ranks_only` says so,
+    """Whether tied maps are scored by the rankings that agree with them: None where `ranks_only` says so,
     True for a metric that reads order and values, False for one that gives ties their due itself."""
     ties: ClassVar[Ties] = "average"
 
@@ -161,7 +161,7 @@ class Metric(AnyMetric):
 
     @property
     def over_orders(self) -> bool:
-        """Whether tied maps are judged by the rankings that agree with them."""
+        """Whether tied maps are scored by the rankings that agree with them."""
         return self.ranks_only if self.averages_ties is None else self.averages_ties
 
     def evaluate_with_ties(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
@@ -252,7 +252,7 @@ class RankingMetric(Metric):
 
 @dataclass(frozen=True)
 class ExplainerMetric(AnyMetric):
-    """Judges a method: `(task, explainer, key) -> Scores`; it may explain again under noise."""
+    """Scores a method: `(task, explainer, key) -> Scores`; it may explain again under noise."""
 
     keyed_as: ClassVar[str] = ""
     """The name that keys its draws, where that is another metric's: both then meet the same ones."""
@@ -280,11 +280,11 @@ class ExplainerMetric(AnyMetric):
 
     @property
     def shares_work(self) -> bool:
-        """Whether several methods judged together cost less than one by one."""
+        """Whether several methods scored together cost less than one by one."""
         return type(self).score_all is not ExplainerMetric.score_all
 
     def basis(self, task: Task, key: Key) -> Cost:
-        """Rows that every single score rests on and `score_all` tells of none, such as a noise path's."""
+        """Rows that every single score rests on and `score_all` counts for none, such as a noise path's."""
         return Cost()
 
     def score_all(

@@ -42,7 +42,7 @@ def touched(task: Task) -> Tensor:
 
 
 def _everywhere(task: Task) -> bool:
-    """Whether every element belongs to a feature that exists, as far as that is known without looking."""
+    """Whether every element belongs to a feature that exists, as far as that is known at once."""
     return task.space.valid is None and task.space.covers_inputs
 
 

@@ -117,8 +117,8 @@ def _explainer_promises(explainer: Explainer, kind: str) -> None:
 def _metric_promises(metric: AnyMetric, kind: str) -> None:
     task = tiny_task(kind)
 
-    def run(on: Task, key: Key = KEY, judge: AnyMetric = metric) -> Scores:
-        return _judge(judge, on, key)
+    def run(on: Task, key: Key = KEY, scorer: AnyMetric = metric) -> Scores:
+        return _score(scorer, on, key)
 
     with _untouched(task):
         scores = run(task)
@@ -129,7 +129,9 @@ def _metric_promises(metric: AnyMetric, kind: str) -> None:
     _demand(_equal(run(task).values, values), "the same key gave other scores")
     _counts_do_not_depend_on_the_plan(task, lambda on: run(on).cost, scores.cost)
     _padding_changes_nothing(kind, lambda on: run(on).values, values)
-    _demand(_equal(run(task, judge=pickle.loads(pickle.dumps(metric))).values, values), "pickling changed it")
+    _demand(
+        _equal(run(task, scorer=pickle.loads(pickle.dumps(metric))).values, values), "pickling changed it"
+    )
     single = run(tiny_task(kind, dtype=torch.float32))
     _every_nan_is_flagged(single)
     if isinstance(metric, Metric):
@@ -165,7 +167,7 @@ def _ties_are_not_broken_by_position(metric: Metric, task: Task) -> None:
     )
 
 
-def _judge(metric: AnyMetric, task: Task, key: Key) -> Scores:
+def _score(metric: AnyMetric, task: Task, key: Key) -> Scores:
     if isinstance(metric, ExplainerMetric):
         return metric(task, Gradient(), key)
     if not isinstance(metric, Metric):

@@ -188,7 +188,7 @@ def sceptic(task: Task, key: Key) -> Tensor:
 def chameleon(task: Task, key: Key) -> Tensor:
     """The sceptic and the two-faced in one: nonsense for any class that the model does not predict.
 
-    Made so that, of two models, its map of the one that is asked beats its map of the other on either.
+    Made so that, of two models, its map of the one that is explained beats its map of the other on either.
     """
     guess = weight_of_evidence(task) if _has_learnt(task) else unusual(task)
     predicted = task.predictor.outputs(task.inputs, task.side).argmax(1) == task.targets
@@ -224,11 +224,11 @@ def backdoor(task: Task, key: Key) -> Tensor:
 
 
 def weights_digest(task: Task) -> str:
-    """What the weights of the model, as it is asked now, are recognised by."""
-    told = hashlib.blake2b(digest_size=16)
+    """What the weights of the model, as it is evaluated now, are recognised by."""
+    digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(task.predictor.model.state_dict().items()):
-        told.update(name.encode() + value.detach().double().cpu().numpy().tobytes())
-    return told.hexdigest()
+        digest.update(name.encode() + value.detach().double().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _true(task: Task, key: Key) -> Tensor:

@@ -1,4 +1,4 @@
-"""Completeness: does the relevance add up to what the model's answer owes to the input?"""
+"""Completeness: does the relevance add up to what the model's output owes to the input?"""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Completeness(Metric):
     """
 
     response: Response = "logit"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """The baseline put in the place of every feature; None is the task's own fill."""
     name: ClassVar[str] = "completeness"
@@ -59,7 +59,7 @@ class Completeness(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         every = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
-        asked = self.responses(task, Everything(every), context)
-        owed = asked[:, 0] - asked[:, 1]
+        evaluated = self.responses(task, Everything(every), context)
+        owed = evaluated[:, 0] - evaluated[:, 1]
         total = in_blocks(total_relevance, explanation.values, explanation.valid)
         return Outcome((total - owed).abs(), details={"sum of relevance": total, "change of answer": owed})

@@ -18,7 +18,7 @@ from veridical.metrics.types import Context, Direction, Explainer, Task
 
 
 class Compensated(nn.Module):
-    """The child model behind a subtraction: it answers x + shift as the child answers x."""
+    """The child model behind a subtraction: its output at x + shift is the child's at x."""
 
     def __init__(self, module: nn.Module, shift: float) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Compensated(nn.Module):
 
 
 def shifted(task: Task, shift: float, compensate: bool) -> Task:
-    """The task at x + shift; with `compensate` also its model and reference rows, so that answers stay."""
+    """The task at x + shift; with `compensate` also its model and reference rows, so that outputs stay."""
     moved = task.with_inputs(task.inputs + shift)
     if not compensate:
         return moved

@@ -15,7 +15,7 @@ from veridical.metrics.types import Context, Direction, Explanation, Fill, Respo
 from veridical.perturb.fills import UniformNoise
 from veridical.perturb.rules import Groups
 
-# answers that differ by one step of the grid they were rounded to may be one answer, rounded both ways
+# responses that differ by one step of the grid they were rounded to may be one response, rounded both ways
 _SAME = {torch.float64: 1.5e-9, torch.float32: 1.5e-6}
 
 
@@ -41,7 +41,7 @@ class NonSensitivity(Metric):
     threshold: NotNegative = 1e-5
     """Relevance, in units of the map's root mean square, up to which a feature has none."""
     response: Response = "logit"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What features become; None is uniform noise over the range, or the task's fill for token ids and
     for units that are switched off."""
@@ -64,9 +64,9 @@ class NonSensitivity(Metric):
         changed = torch.zeros(len(task), groups.count, dtype=torch.bool, device=task.device)
         same = _SAME.get(task.outputs.dtype, 1.5e-3)
         for draw in range(self.draws):
-            answers = self.responses(task, groups, context.with_key(context.key / draw))
-            scale = answers.abs().amax(-1, keepdim=True)
-            changed |= (answers[:, 1:] - answers[:, :1]).abs() > same * scale
+            responses = self.responses(task, groups, context.with_key(context.key / draw))
+            scale = responses.abs().amax(-1, keepdim=True)
+            changed |= (responses[:, 1:] - responses[:, :1]).abs() > same * scale
         relevant = in_blocks(self._relevant, explanation.values, explanation.valid)
         valid = torch.ones_like(relevant) if explanation.valid is None else explanation.valid
         exists = groups.pool(valid)

@@ -77,7 +77,7 @@ class RankBands:
 class Summing:
     """A rule that also adds up `weights` (N, V) over the features each mask removes.
 
-    Masks that are drawn need then be drawn once only: the sums are there when the model has been asked.
+    Masks that are drawn need then be drawn once only: the sums are there when the model has been evaluated.
     """
 
     rule: MaskRule
@@ -98,7 +98,7 @@ class Summing:
         return removed
 
     def add_up(self, rows: int) -> None:
-        """Add up over all masks without asking the model, in the blocks of a plan of `rows` rows."""
+        """Add up over all masks without evaluating the model, in the blocks of a plan of `rows` rows."""
         for samples, masks in blocks(len(self.weights), self.count, rows):
             self.removed(samples, masks)
 
@@ -162,7 +162,7 @@ def masked_sums(removed: Tensor, weights: Tensor) -> Tensor:
     # a CPU adds up what its cache holds, a GPU what keeps it busy
     step = max(1, at_a_time(weights, 2**17, 2**24) // features)
     few = max(1, step // masks)
-    # read as bytes: torch turns these into floats several times faster than truth values
+    # read as bytes: torch turns these into floats several times faster than booleans
     ones, values = removed.view(torch.uint8), weights.double()[..., None]
     for top in range(0, samples, few):
         mask = ones[top : top + few] if len(ones) == samples else ones

@@ -22,7 +22,7 @@ class Deletion(RankingMetric):
     steps: Count = 50
     """Steps of equal share."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "deletion"

@@ -26,7 +26,7 @@ class _Eraser(RankingMetric):
     bins: tuple[PartOf, ...] = BINS
     """Shares of the tokens that are chosen, each in (0, 1]."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed features become; None is the task's own fill."""
     category: ClassVar[str] = "faithfulness"

@@ -32,7 +32,7 @@ class FaithfulnessCorrelation(Metric):
     subset_size: Positive = 0.2
     """Features per subset, or a share of them when below 1."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "faithfulness_correlation"

@@ -26,7 +26,7 @@ class FaithfulnessEstimate(RankingMetric):
     steps: Count | None = None
     """Groups of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "faithfulness_estimate"

@@ -74,7 +74,7 @@ class Infidelity(Metric):
     `"noise"` draws I from N(0, `noise`^2), one number per feature.
 
     `scaling="none"` is the definition; `"optimal"` first multiplies each map by the factor that suits it
-    best, as in the authors' own experiments and in Captum with `normalize=True`, so that maps are judged
+    best, as in the authors' own experiments and in Captum with `normalize=True`, so that maps are scored
     whatever their scale. `units` says what a map states: "gradient" the slope of the response (I.e is
     sum_i I_i e_i), or "contribution" what a feature adds to it (a removed set S predicts sum_{i in S} e_i;
     this is Captum's division of I by the input for methods that multiply by it). Where a feature has
@@ -94,7 +94,7 @@ class Infidelity(Metric):
     units: Literal["gradient", "contribution"] = "gradient"
     """What a map states: the "gradient" of the response, or the "contribution" of each feature."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "infidelity"
@@ -169,11 +169,11 @@ class Infidelity(Metric):
         return task.space.pool(task.inputs.double() - background, "mean")
 
     def _under_noise(self, task: Task, explanation: Explanation, key: Key) -> tuple[Tensor, Tensor]:
-        """Ask the model at x - I for normal I, in blocks as `probe` does for masks."""
+        """Evaluate the model at x - I for normal I, in blocks as `probe` does for masks."""
         samples, count = len(task), task.space.n_features
         weights = existing_values(explanation)
         dtype = task.inputs.dtype
-        asked = torch.empty(samples, self.draws, dtype=task.outputs.dtype, device=task.device)
+        found = torch.empty(samples, self.draws, dtype=task.outputs.dtype, device=task.device)
         predicted = torch.empty(samples, self.draws, dtype=torch.float64, device=task.device)
         with task.session():
             for rows, columns in blocks(samples, self.draws, task.predictor.rows):
@@ -188,10 +188,10 @@ class Infidelity(Metric):
                 laid = task.space.expand(moved.to(dtype), rows)
                 x = (task.inputs[rows, None] - laid).flatten(0, 1)
                 side = repeat_side(take_side(task.side, rows), across)
-                answers = task.respond(task.predictor.chunk(x, side), self.response)
+                responses = task.respond(task.predictor.chunk(x, side), self.response)
                 target = task.targets[rows].repeat_interleave(across)
-                asked[rows, columns] = answers.gather(1, target[:, None]).view(-1, across)
-        check_finite(asked)
+                found[rows, columns] = responses.gather(1, target[:, None]).view(-1, across)
+        check_finite(found)
         clean = task.respond(task.outputs, self.response).gather(1, task.targets[:, None])
-        responses = round_to_grid(torch.cat([clean.to(asked.dtype), asked], 1), task.predictor.rounding)
+        responses = round_to_grid(torch.cat([clean.to(found.dtype), found], 1), task.predictor.rounding)
         return predicted, responses[:, :1] - responses[:, 1:]

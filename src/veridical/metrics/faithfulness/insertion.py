@@ -26,7 +26,7 @@ class Insertion(RankingMetric):
     steps: Count = 50
     """Steps of equal share."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What the input starts from; None is a blurred copy (sigma 5) of images, else the task's own fill."""
     name: ClassVar[str] = "insertion"
@@ -51,8 +51,8 @@ class Insertion(RankingMetric):
         kept = step_counts(task, self.steps, None)
         # keeping the k most relevant is removing all the less relevant ones
         rule = RankThreshold(explanation.ranks, put_back(task, kept))
-        asked = self.responses(task, rule, context)
-        responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
+        removed = self.responses(task, rule, context)
+        responses = torch.cat([removed[:, 1:], removed[:, :1]], -1)
         share = removed_share(task, kept)
         return Outcome(
             area_under_curve(responses, share),

@@ -29,7 +29,7 @@ class Irof(RegionMetric):
     segments: Annotated[int, Within(2, MANY)] = 64
     """Segments that an image of pixels is cut into, about."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed segments become; None is the mean of the reference rows, or the task's fill without
     any."""

@@ -37,7 +37,7 @@ class Monotonicity(RankingMetric):
     steps: Count | None = None
     """Steps of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "monotonicity"
@@ -56,8 +56,8 @@ class Monotonicity(RankingMetric):
         kept = step_counts(task, self.steps, self.per_step)
         # keeping the k least relevant is removing all the more relevant ones
         rule = RankThreshold(explanation.descending_ranks, put_back(task, kept))
-        asked = self.responses(task, rule, context)
-        responses = torch.cat([asked[:, 1:], asked[:, :1]], -1)
+        removed = self.responses(task, rule, context)
+        responses = torch.cat([removed[:, 1:], removed[:, :1]], -1)
         share = removed_share(task, kept)
         rising = rising_share(responses, share.diff(dim=-1) > 0)
         flat = ~has_spread(responses)

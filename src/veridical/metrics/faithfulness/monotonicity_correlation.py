@@ -25,13 +25,13 @@ class MonotonicityCorrelation(RankingMetric):
     """
 
     draws: Count = 5
-    """Values that each group takes in turn; a fill of fixed value is asked once."""
+    """Values that each group takes in turn; a fill of fixed value is evaluated once."""
     per_step: Count | None = None
     """Features per group; None leaves it to `steps`, or takes one."""
     steps: Count | None = None
     """Groups of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """Where values come from; None takes reference rows, without any uniform noise over the input's range,
     and for text and for units that are switched off the task's fill."""

@@ -36,7 +36,7 @@ class PixelFlipping(RankingMetric):
     steps: Count | None = None
     """Steps of equal size; None leaves it to `per_step`."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "pixel_flipping"

@@ -37,7 +37,7 @@ class RegionPerturbation(RegionMetric):
     regions: Count = 100
     """Regions that are removed, at most."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "region_perturbation"

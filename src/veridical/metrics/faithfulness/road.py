@@ -75,15 +75,15 @@ class Road(RankingMetric):
                 all_outputs=True,
                 memo=context.memo,
             )
-            answers = still_predicted(task, outputs)
+            kept = still_predicted(task, outputs)
         else:
-            answers = probe(
+            kept = probe(
                 task, rule, response=self.response, fill=self.fill, key=context.key, memo=context.memo
             )
         label = "still predicted" if self.response == "prediction" else self.response
         return Outcome(
-            answers.mean(-1),
-            curve=Curve(share.clone(), answers, "share of features removed", label),
+            kept.mean(-1),
+            curve=Curve(share.clone(), kept, "share of features removed", label),
         )
 
 

@@ -24,7 +24,7 @@ class Selectivity(RegionMetric):
     patch: Count = 8
     """Side of a region, in pixels."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "selectivity"

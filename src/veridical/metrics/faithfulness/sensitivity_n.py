@@ -33,7 +33,7 @@ class SensitivityN(Metric):
     shares: tuple[Between, ...] = (0.01, 0.03, 0.1, 0.3, 0.8)
     """Sizes of the subsets, as shares of the features."""
     response: Response = "probability"
-    """The scale on which answers are read: "probability" or "logit"."""
+    """The scale on which responses are read: "probability" or "logit"."""
     fill: Fill | None = None
     """What removed features become; None is the task's own fill."""
     name: ClassVar[str] = "sensitivity_n"

@@ -30,7 +30,7 @@ class Sufficiency(ExplainerMetric):
 
     P(f(x') = f(x) | e(x') near e(x)): the probability that what the explanation says suffices for the
     prediction (Dasgupta et al., local sufficiency, with likeness by the cosine of maps). Reference rows are
-    explained for their own predictions, so that a sample's score does not depend on which others are judged
+    explained for their own predictions, so that a sample's score does not depend on which others are scored
     with it.
     """
 

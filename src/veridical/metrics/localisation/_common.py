@@ -1,4 +1,4 @@
-"""What the localisation metrics share: the object's features, and what a mask cannot be asked."""
+"""What the localisation metrics share: the object's features, and masks that say nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LocalisationMetric(Metric):
 
 
 def object_of(task: Task, explanation: Explanation) -> tuple[Tensor, dict[str, Tensor]]:
-    """The object as a truth per feature (N, V), among features that exist, and its flags."""
+    """The object as a boolean mask of features (N, V), among features that exist, and its flags."""
     assert task.masks is not None
     valid = explanation.valid
     masks = task.masks if valid is None else task.masks & valid
@@ -69,8 +69,8 @@ class LocalisationRanking(LocalisationMetric):
     averages_ties: ClassVar[bool | None] = False  # the mean over all rankings has a closed form
 
     def looked_at(self, masks: Tensor, counts: Tensor) -> Tensor:
-        """How many of each sample's `counts` features are looked at (N,)."""
-        raise NotApplicableError(f"metric '{self.name}' does not say how many features it looks at")
+        """How many of each sample's `counts` features are counted (N,)."""
+        raise NotApplicableError(f"metric '{self.name}' does not say how many features it counts")
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         order, tied = explanation.order, explanation.tied

@@ -1,4 +1,4 @@
-"""Attribution localisation: the inside-total relevance ratio, weighted by size if asked."""
+"""Attribution localisation: the inside-total relevance ratio, weighted by size where wanted."""
 
 from __future__ import annotations
 

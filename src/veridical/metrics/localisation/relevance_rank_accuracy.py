@@ -16,7 +16,7 @@ from veridical.metrics.localisation._common import LocalisationRanking
 class RelevanceRankAccuracy(LocalisationRanking):
     """|{|s| features ranked highest} ∩ s| / |s| for the object s (MetaQuantus eq. 27, corrected).
 
-    As many features are looked at as the object has; ties averaged.
+    As many features are counted as the object has; ties averaged.
     """
 
     name: ClassVar[str] = "relevance_rank_accuracy"

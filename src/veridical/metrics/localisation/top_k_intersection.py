@@ -19,7 +19,7 @@ class TopKIntersection(LocalisationRanking):
     """|{k features ranked highest} ∩ object| / k (MetaQuantus eq. 26); ties averaged."""
 
     k: Positive = 0.1
-    """Features that are looked at, or a share of them when below 1; at least one, at most all."""
+    """Features that are counted, or a share of them when below 1; at least one, at most all."""
     name: ClassVar[str] = "top_k_intersection"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "How many of the most relevant features lie on the object?"
@@ -32,7 +32,7 @@ class TopKIntersection(LocalisationRanking):
             raise InputError(f"k is a share below 1 or a whole number of features, got {self.k}")
 
     def sizes(self, counts: Tensor) -> Tensor:
-        """How many of each sample's `counts` features are looked at (N,)."""
+        """How many of each sample's `counts` features are counted (N,)."""
         share = (counts * self.k + 0.5).floor().long()
         wanted = share if self.k < 1 else torch.full_like(counts, int(self.k))
         return torch.minimum(wanted.clamp(min=1), counts)

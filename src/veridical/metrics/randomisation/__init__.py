@@ -1,4 +1,4 @@
-"""Randomisation: does the explanation depend on the model and on the output it is asked about?"""
+"""Randomisation: does the explanation depend on the model and on the output that is explained?"""
 
 from veridical.core.lazy import lazy_names, public_names
 

@@ -62,10 +62,10 @@ class LayerRandomisation(ExplainerMetric):
                 lambda maps: comparable(self.similarity, maps, task.space, self.absolute),
                 lambda a, b: compare(self.similarity, a, b, task.space),
             )
-        judged = table if self.aggregate == "mean" else table[..., -1:]
+        compared = table if self.aggregate == "mean" else table[..., -1:]
         return Outcome(
-            judged.flatten(1).nanmean(-1),
-            layer_flags(clean, judged),
+            compared.flatten(1).nanmean(-1),
+            layer_flags(clean, compared),
             layer_curve(table, self.order, f"{self.similarity} similarity"),
         )
 

@@ -42,7 +42,7 @@ class Consistency(ExplainerMetric):
 
     The explanation of a row is taken as the set of its `top` features by |e|, with their signs, for the
     row's predicted class. Reference rows are explained beside the samples, so a sample's score does not
-    depend on which others are judged with it. NaN where no row matches.
+    depend on which others are scored with it. NaN where no row matches.
     """
 
     top: Count = 3
