@@ -32,14 +32,14 @@ SMALL = {"tasks": ["digits"], "explainers": ["random"], "metrics": ["sparseness"
 
 
 class Later(nn.Module):
-    """A model that answers one row and fails at several."""
+    """A model that answers two rows and fails at several."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) > 1:
+        if len(x) > 2:
             raise RuntimeError("too many rows")
         return self.layer(x)
 

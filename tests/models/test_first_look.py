@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import veridical as vd
 from veridical.errors import NotApplicableError, VeridicalWarning
-from veridical.models.output_heads import PROBABILITIES, UNSTEADY
+from veridical.models.output_heads import ONE_ROW, PROBABILITIES, UNSTEADY
 
 ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 MAPS = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
@@ -59,7 +59,13 @@ def test_a_model_of_probabilities_is_told() -> None:
 @pytest.mark.parametrize("before", [always_dropout, batch_centred])
 def test_an_answer_that_does_not_depend_on_its_row_alone_is_told(before: Callable[[Tensor], Tensor]) -> None:
     with pytest.warns(VeridicalWarning, match=UNSTEADY):
-        vd.Task(Around(before, plain), ROWS)
+        task = vd.Task(Around(before, plain), ROWS)
+    assert task.moves > 0.01
+    assert task.predictor.meter.cost.forward == 0
+    for metric, subject in (("pixel_flipping", MAPS), ("mprt", "gradient"), ("sparseness", "gradient")):
+        scores = vd.score(metric, task, subject)
+        assert scores.flagged[UNSTEADY] == 5, metric
+        assert UNSTEADY in str(scores)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -79,8 +85,15 @@ def one_at_a_time(rows: Tensor) -> Tensor:
     return rows[:, :3]
 
 
-def test_a_model_of_one_row_at_a_time_still_makes_a_task() -> None:
-    assert vd.Task(one_at_a_time, ROWS).n_outputs == 3
+@pytest.mark.parametrize("plan", [None, vd.Plan(rows=4), vd.Plan(rows=1)])
+def test_a_model_of_one_row_at_a_time_is_run_one_row_at_a_time(plan: vd.Plan | None) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        task = vd.Task(one_at_a_time, ROWS, targets=1, plan=plan)
+    assert [ONE_ROW in str(each.message) for each in told] == ([] if plan == vd.Plan(rows=1) else [True])
+    assert task.outputs.shape == (5, 3)
+    assert vd.explain("occlusion", task).values.shape == (5, 4)
+    assert UNSTEADY not in vd.score("pixel_flipping", task, MAPS).flagged
 
 
 @pytest.mark.parametrize("explainer", ["gradient", "integrated_gradients", "occlusion"])

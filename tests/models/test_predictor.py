@@ -149,7 +149,9 @@ def test_a_chunk_is_halved_until_it_fits(error: Exception) -> None:
     meter = task.predictor.meter
     assert meter.cost.forward == 20
     assert meter.here.halvings == 2
-    assert all(n == 8 for n in task.predictor.model.calls[2:])  # after the first look: one row, then two
+    assert all(
+        n == 8 for n in task.predictor.model.calls[3:]
+    )  # after the first look: one row, then two, twice
 
 
 def test_a_halved_chunk_is_noted_in_the_provenance_of_what_it_made_and_of_nothing_else() -> None:
@@ -186,12 +188,12 @@ def test_side_inputs_are_halved_along() -> None:
 
 
 def test_other_errors_and_the_smallest_chunk_are_not_retried() -> None:
-    model = Watched(1, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    model = Watched(2, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     task = vd.Task(model, ROWS, plan=Plan(rows=64))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         _ = task.outputs
     assert task.predictor.meter.here.halvings == 0
-    hopeless = vd.Task(Watched(1, ERRORS[0]), ROWS, plan=Plan(rows=64))
+    hopeless = vd.Task(Watched(2, ERRORS[0]), ROWS, plan=Plan(rows=64))
     with pytest.raises(torch.cuda.OutOfMemoryError):
         _ = hopeless.outputs
 
@@ -205,7 +207,7 @@ def test_no_chunk_is_larger_than_the_plan_whatever_the_fill_repeats() -> None:
     assert max(calls) == 8
 
 
-@pytest.mark.parametrize("form", ["fast", "arc", "reference", "jacobian"])
+@pytest.mark.parametrize("form", ["arc", "reference", "jacobian"])
 def test_a_plan_of_one_row_is_obeyed_under_weight_noise(form: str) -> None:
     task = vd.Task(Watched(1, ValueError("one row at a time")), ROWS[:4], plan=Plan(rows=1))
     metric = of_form(form, path=(0.1, 0.4, 0.8), draws=1, steps=2)

@@ -80,8 +80,18 @@ def check(task: Task, whole: Task | None = None, effort: str | Effort = "quick",
     effort = effort_of(effort, task)
     loss, masking = _masking(task, Key(seed) / "audit" / "masking")
     watched = _assumptions(task, effort, seed)
-    found = [*_accuracy(some_of(whole, LABELLED, seed)), *_variety(task), *masking]
+    found = [*_steadiness(task), *_accuracy(some_of(whole, LABELLED, seed)), *_variety(task), *masking]
     return Checks((*found, *_assumption_checks(watched)), loss, watched)
+
+
+def moves_by(task: Task) -> str:
+    """How far the outputs of a model move from call to call, in words; empty where they stay."""
+    return f"the model's outputs move by {task.moves:.0%} of their size from call to call" * bool(task.moves)
+
+
+def _steadiness(task: Task) -> list[Check]:
+    words = f"Evaluated again, {moves_by(task)}: chance or the other rows of a batch are in every score."
+    return [Check("steadiness", False, task.moves, words)] if task.moves else []
 
 
 def _accuracy(task: Task) -> list[Check]:

@@ -15,7 +15,7 @@ import torch
 
 from veridical._version import __version__
 from veridical.auditing.candidates import choose_criteria, choose_explainers, choose_metrics, finetuned_model
-from veridical.auditing.check import check
+from veridical.auditing.check import check, moves_by
 from veridical.auditing.description import (
     beside,
     concepts_of,
@@ -199,6 +199,7 @@ def audit(
             absent=absent,
             dropped={label: candidate.dropped for label, candidate in started if candidate.dropped},
             posthoc={label: candidate.posthoc for label, candidate in started},
+            why_none=moves_by(task),
         )
         verdict = decide(known, metric_roles(panel, damage, reliability), seed)
         near = beside(elimination, verdict.best, seed) if verdict.best else ()

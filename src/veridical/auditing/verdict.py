@@ -205,6 +205,8 @@ class Field:
     absent: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
     posthoc: Mapping[str, PosthocChecks] = field(default_factory=dict)
+    why_none: str = ""
+    """Why there can be no verdict, whatever the entries are."""
 
 
 def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdict:
@@ -212,7 +214,9 @@ def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdic
     rules, entries = known.rules, known.entries
     samples = max((entry.removal.samples for entry in entries.values()), default=0)
     why = ""
-    if samples < MIN_SAMPLES:
+    if known.why_none:
+        why = known.why_none
+    elif samples < MIN_SAMPLES:
         why = f"{samples} samples are too few; give at least {MIN_SAMPLES}, better 64"
     elif not rules.controls:
         why = "no control was scored, so nothing shows whether a method is better than chance"

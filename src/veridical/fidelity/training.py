@@ -24,7 +24,7 @@ from veridical.core import key as keyed
 from veridical.core.files import write_file
 from veridical.core.key import Key
 from veridical.core.progress import track
-from veridical.errors import InputError
+from veridical.errors import InputError, NotApplicableError
 from veridical.fidelity.training_rows import Rows
 from veridical.functional.devices import random_states
 from veridical.models.cost import Cost
@@ -109,7 +109,18 @@ def fit(
 
     def loss_on(index: Tensor, masks: Key, draw: int) -> Tensor:
         x = rows.masked(index, schedule.beta, masks, draw) if schedule.masks else rows.inputs[index]
-        return loss(output(call(model, x, take_side(rows.side, index))), rows.targets[index])
+        try:
+            outputs = output(call(model, x, take_side(rows.side, index)))
+        except Exception as error:
+            raise NotApplicableError(
+                f"the model cannot be fine-tuned: on a batch of {len(index)} rows it raises "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if model.training and not outputs.requires_grad:
+            raise NotApplicableError(
+                "the model cannot be fine-tuned: its outputs carry no gradient, as under torch.no_grad()"
+            )
+        return loss(outputs, rows.targets[index])
 
     def trained_loss(epoch: int) -> float:
         # dropout acts and batch norm follows the masked batches, as in ordinary training

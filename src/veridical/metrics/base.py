@@ -17,7 +17,7 @@ from veridical.explainers.base import MODALITIES, Explainer
 from veridical.explainers.diagnostics import ConstantMaps
 from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
-from veridical.models.output_heads import Response
+from veridical.models.output_heads import UNSTEADY, Response
 from veridical.perturb.fills import Backgrounds, Fill
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import MaskRule
@@ -120,7 +120,7 @@ class AnyMetric(Settings):
             "torch": torch.__version__,
             **outcome.notes,
         }
-        return Scores(
+        scores = Scores(
             outcome.values,
             self.better,
             self.name,
@@ -132,6 +132,9 @@ class AnyMetric(Settings):
             context.cost,
             provenance,
         )
+        if not task.moves:
+            return scores
+        return replace(scores, flags={**scores.flags, UNSTEADY: torch.ones_like(task.ids, dtype=torch.bool)})
 
 
 TIED_PAIRS = "tied pairs"

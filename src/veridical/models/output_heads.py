@@ -31,7 +31,9 @@ are predicted as the unperturbed model predicts them, which is all that agreemen
 Response = Literal["logit", "probability"]
 """On which scale outputs are read."""
 PROBABILITIES = "the outputs seem to be probabilities"
-UNSTEADY = "the model gives a row other outputs when it is evaluated again"
+UNSTEADY = "the model gives a row other outputs when it is evaluated again, alone or beside another row"
+"""The warning of a task, and the flag of its scores."""
+ONE_ROW = "the model takes one row at a time"
 _SUM = 1e-5
 _APART = {2: 0.1, 4: 0.01, 8: 0.01}
 """How far two outputs for one row may lie apart, as a share of the largest, by the bytes of a number."""
@@ -39,10 +41,11 @@ _APART = {2: 0.1, 4: 0.01, 8: 0.01}
 
 def first_outputs(
     source: Snapshot, raw: Output, two: Tensor, side: Side, plan: Plan | None, head: str | None
-) -> tuple[Head, int, Plan]:
-    """Evaluate one row: its head, how many outputs it has, and how many rows fit a chunk.
+) -> tuple[Head, int, Plan, float]:
+    """Evaluate one row: its head, how many outputs it has, how many rows fit a chunk, how far outputs move.
 
-    Then the first `two` rows together, where there are two: the first should have the outputs it had alone.
+    Then the first `two` rows together, as far as the plan takes two, and once more: a row should have the
+    outputs it had before. A model that takes one row only is planned to get one at a time.
     """
     plan = plan or Plan()
     seen: list[Tensor] = []
@@ -78,13 +81,31 @@ def first_outputs(
     kind = _head(seen[0].shape[1], head)
     if kind == "multiclass" and raw is plain_output:
         _warn_of_probabilities(seen[0], level=5)
-    # a model that takes only one row at a time says so when it gets more
-    with suppress(Exception), trial.session() as view:
-        seen.append(call(view, two.clone(), side)[:1])
-    _warn_of_chance(seen[0], seen[-1], level=5)
+    if plan.rows == 1:
+        two, side = two[:1], one_side
+    with trial.session() as view:
+        try:
+            seen.append(call(view, two.clone(), side))
+        except Exception as error:
+            warnings.warn(
+                f"{ONE_ROW} (on two it raises {type(error).__name__}: {error}); it is run as Plan(rows=1)",
+                VeridicalWarning,
+                stacklevel=4,
+            )
+            plan, two, side = replace(plan, rows=1), two[:1], one_side
+        with suppress(Exception):  # what it raises now and then, it raises again where it is run
+            seen.append(call(view, two.clone(), side))
+    moves = _moves(seen)
+    if moves:
+        warnings.warn(
+            f"{UNSTEADY} (they move by {moves:.0%} of their size): chance, such as dropout that is always "
+            "on, or the other rows of a batch decide with it, and so they do in every score",
+            VeridicalWarning,
+            stacklevel=4,
+        )
     source.meter.reset(Cost())  # what a task wants to know is nobody's cost
     outputs = {"binary": 2, "generation": 1}.get(kind, seen[0].shape[1])
-    return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows)
+    return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows), moves
 
 
 def _head(count: int, head: str | None) -> Head:
@@ -167,15 +188,14 @@ def _warn_of_probabilities(returned: Tensor, level: int) -> None:
         )
 
 
-def _warn_of_chance(alone: Tensor, again: Tensor, level: int) -> None:
-    """Warn where a row evaluated again, beside another one, gets other outputs (1, C)."""
-    apart = float((alone.detach().double() - again.detach().double()).abs().max())
-    largest = float(alone.detach().abs().max())
-    if apart > _APART.get(alone.element_size(), 0.01) * largest:
-        share = apart / largest if largest else 1.0
-        warnings.warn(
-            f"{UNSTEADY}, beside another row (it moves by {share:.0%} of its size): chance, such as dropout "
-            "that is always on, or the other rows of a batch decide with it, and so they do in every score",
-            VeridicalWarning,
-            stacklevel=level,
-        )
+def _moves(seen: list[Tensor]) -> float:
+    """How far outputs of the same rows lie apart, as a share of the largest; 0 for what rounding does."""
+    alone = seen[0].detach().double()
+    pairs = [(alone, later[:1].detach().double()) for later in seen[1:]]
+    if len(seen) == 3:
+        pairs.append((seen[1].detach().double(), seen[2].detach().double()))
+    apart = max((float((a - b).abs().max()) for a, b in pairs), default=0.0)
+    largest = float(alone.abs().max())
+    if apart <= _APART.get(seen[0].element_size(), 0.01) * largest:
+        return 0.0
+    return apart / largest if largest else 1.0

@@ -95,7 +95,9 @@ def _changes(audit: Audit) -> list[str]:
     sentences = [
         "Other weights: the answer is about the weights named below; an updated model needs its own."
     ]
-    if verdict.why_none or verdict.samples < SURE_SAMPLES:
+    if audit.task.moves:
+        sentences.append("A model that gives the same row the same outputs: dropout off, rows kept apart.")
+    elif verdict.why_none or verdict.samples < SURE_SAMPLES:
         need = MIN_SAMPLES if verdict.samples < MIN_SAMPLES else SURE_SAMPLES
         sentences.append(
             f"More samples: {verdict.samples} were compared, {need} or more find what these could not."

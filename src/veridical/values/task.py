@@ -129,6 +129,8 @@ class Task:
     train: Tensor | None
     predictor: Predictor
     n_outputs: int
+    moves: float
+    """How far outputs of the same rows move from call to call, as a share of their size; 0 is steady."""
     estimates: dict[str, Any]
     """What metrics estimated from this whole set, by settings; parts taken later have the same."""
     companions: Mapping[str, Task]
@@ -225,7 +227,7 @@ class Task:
                 VeridicalWarning,
                 stacklevel=2,
             )
-        put["head"], put["n_outputs"], plan = first_outputs(
+        put["head"], put["n_outputs"], plan, put["moves"] = first_outputs(
             source, raw, rows[:2], take_side(self.side, slice(0, 2)), plan, head or implied
         )
         put["predictor"] = Predictor(source, two_columns(raw, self.head), place, plan, differentiable)

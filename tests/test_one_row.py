@@ -1,0 +1,106 @@
+"""A plan of one row per chunk is kept by everything: a model that takes one row at a time can be judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import veridical as vd
+from veridical.errors import NotApplicableError, VeridicalWarning
+from veridical.explainers import registry as explainers
+from veridical.metrics import Metric
+from veridical.metrics import registry as metrics
+from veridical.models.output_heads import ONE_ROW
+
+ONE = vd.Plan(rows=1)
+
+
+class OneRow(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if len(rows) != 1:
+            raise ValueError(f"one row, please, not {len(rows)}")
+        outputs: Tensor = self.inner(rows)
+        return outputs
+
+
+def one_row(modality: str, plan: vd.Plan | None = ONE, **given: Any) -> vd.Task:
+    """Three samples with object masks and train rows."""
+    torch.manual_seed(0)
+    if modality == "table":
+        net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+        rows = torch.randn(3, 5)
+        masks = torch.tensor([[1, 1, 0, 0, 0]]).bool().expand(3, -1)
+    else:
+        net = nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 3)
+        )
+        rows, masks = torch.rand(3, 1, 5, 5), torch.zeros(3, 5, 5).bool()
+        masks[:, 1:3, 1:3] = True
+    train = torch.cat([rows, rows + 0.1])
+    return vd.Task(OneRow(net.eval()), rows, masks=masks, train=train, plan=plan, **given)
+
+
+QUICK = {"draws": 5, "steps": 3, "runs": 3, "samples": 3, "masks": 4, "levels": 3, "repeats": 2}
+
+
+def made(registry: Any, name: str) -> Any:
+    known = getattr(registry.maker(name), "__dataclass_fields__", {})
+    return registry.make(name, **{field: few for field, few in QUICK.items() if field in known})
+
+
+@pytest.mark.parametrize("modality", ["table", "image"])
+@pytest.mark.parametrize("name", list(explainers))
+def test_explainers(name: str, modality: str) -> None:
+    task, explainer = one_row(modality), made(explainers, name)
+    if explainer.inapplicable_reason(task) is not None:
+        pytest.skip("it does not apply")
+    assert vd.explain(explainer, task).values.isfinite().all()
+
+
+@pytest.mark.parametrize("modality", ["table", "image"])
+@pytest.mark.parametrize("name", list(metrics))
+def test_metrics(name: str, modality: str) -> None:
+    task, metric = one_row(modality), made(metrics, name)
+    if metric.inapplicable_reason(task) is not None:
+        pytest.skip("it does not apply")
+    subject = torch.randn(3, task.space.n_features) if isinstance(metric, Metric) else "gradient"
+    if name.startswith("ffid"):
+        with pytest.raises(NotApplicableError, match="fine-tuned: on a batch of 5 rows it raises ValueError"):
+            vd.score(metric, task, subject)
+        return
+    scores = vd.score(metric, task, subject)
+    assert torch.stack([scores.values.isfinite(), *scores.flags.values()]).any(0).all()
+
+
+def test_targets_that_are_given_and_no_plan() -> None:
+    with pytest.warns(VeridicalWarning, match=ONE_ROW):
+        task = one_row("table", plan=None, targets=0)
+    assert task.predictor.rows == 1
+    for name in ("gradient", "occlusion", "integrated_gradients", "kernel_shap"):
+        assert vd.explain(name, task).values.equal(vd.explain(name, one_row("table", targets=0)).values)
+
+
+class NoGradient(nn.Linear):
+    def forward(self, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().forward(rows)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "words"),
+    [
+        (NoGradient(4, 3), 6, "no gradient"),
+        (nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).eval(), 2, "batch of 1 rows"),
+    ],
+)
+def test_models_that_no_batch_can_train(model: nn.Module, rows: int, words: str) -> None:
+    task = vd.Task(model, torch.randn(1, 4), train=torch.randn(rows, 4))
+    with pytest.raises(NotApplicableError, match=words):
+        vd.score("ffid_minus", task, "random")
