@@ -252,17 +252,6 @@ def test_control_c_keeps_what_is_finished() -> None:
     assert "interrupted" in repr(nothing)
 
 
-def test_a_cache_folder_serves_the_second_run(tmp_path: Path) -> None:
-    names = ["saliency", "integrated_gradients", "occlusion"]
-    first = vd.evaluate(task(), names, ["sparseness"], cache=tmp_path)
-    again = task()
-    second = vd.evaluate(again, names, ["sparseness"], cache=tmp_path)
-    assert again.predictor.meter.here.forward == 0
-    for cell in first.scores:
-        assert torch.equal(first[cell].values, second[cell].values)
-    assert vd.score("sparseness", again, "saliency", cache=tmp_path).cost == vd.models.Cost(0, 0)
-
-
 def test_labels_tell_duplicates_apart_or_are_the_callers() -> None:
     table = vd.evaluate(task(), ["occlusion", Occlusion(window=1, stride=1), "occlusion"], ["sparseness"])
     assert table.explainers == ["occlusion", "occlusion 2", "occlusion 3"]

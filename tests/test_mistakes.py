@@ -100,7 +100,6 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "seed str": lambda: vd.explain("random", T, seed="a"),
     "seed huge": lambda: vd.explain("random", T, seed=2**70),
     "device x": lambda: vd.explain("random", T, device="tpu9"),
-    "cache file": lambda: vd.explain("gradient", T, cache=written("a.txt", b"x")),
     "expl returns wrong n": lambda: vd.explain(lambda m, x, t: torch.ones(2, 4), T),
     "expl returns None": lambda: vd.explain(lambda m, x, t: None, T),
     "score map wrong": lambda: vd.score("sparseness", T, np.ones((6, 5))),

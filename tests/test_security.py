@@ -17,7 +17,6 @@ import torch
 import veridical as vd
 from scripts.check_pins import Finding, identity, pins, releases, told
 from veridical.errors import VeridicalError
-from veridical.explainers import ExplanationCache, as_explainer
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "veridical"
@@ -54,20 +53,15 @@ def test_every_line_names_a_test_that_exists() -> None:
             assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
 
 
-# --- caches and stored values ------------------------------------------------------------------------
+# --- stored values ------------------------------------------------------------------------
 
 
-def test_a_pickle_in_the_cache_is_not_run(tmp_path: Path) -> None:
-    task, explainer = small_task(), as_explainer("gradient")
-    cache = ExplanationCache(tmp_path / "cache")
-    place = cache.path(explainer, task, vd.core.Key(0))
-    place.parent.mkdir()
+def test_a_pickle_in_the_place_of_a_map_is_not_run(tmp_path: Path) -> None:
+    place = tmp_path / "maps.safetensors"
     place.write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
-    found = cache.get(explainer, task, vd.core.Key(0))
+    with pytest.raises(vd.errors.FormatError):
+        vd.Explanation.load(place)
     assert not (tmp_path / "ran").exists()
-    assert found.values.equal(explainer(task, vd.core.Key(0)).values)
-    # made again in the right format, and read from there
-    assert vd.Explanation.load(place).values.equal(found.values)
     pickle.loads(pickle.dumps(Trap(tmp_path / "ran"))).close()
     assert (tmp_path / "ran").exists(), "the trap would have shown"
 

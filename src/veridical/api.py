@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +17,7 @@ from veridical.core.progress import status, track
 from veridical.core.registry import Catalogue
 from veridical.core.settings import checked
 from veridical.errors import InputError, MemoryLimitError, VeridicalError, VeridicalWarning
-from veridical.explainers.base import Explainer, ExplanationCache, as_explainer
+from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.base import registry as explainer_registry
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
 from veridical.metrics.base import registry as metric_registry
@@ -42,7 +41,6 @@ def explain(
     *,
     seed: int = 0,
     device: str | torch.device | None = None,
-    cache: str | Path | None = None,
     **settings: Any,
 ) -> Explanation:
     """Explain every sample of a task, by an explainer's name, object, or the user's own function.
@@ -61,8 +59,6 @@ def explain(
         Seed of all draws.
     device : str or torch.device, optional
         Where to compute; by default where the task lies.
-    cache : str or Path, optional
-        A folder that keeps explanations for later calls.
     **settings
         Settings of an explainer given by name or class.
 
@@ -89,16 +85,12 @@ def explain(
     maps = None if settings else as_maps(explainer, task)
     if maps is not None:
         return maps
-    return _explained(as_explainer(explainer, **settings), task, Key(seed), cache, Memo())
+    return _explained(as_explainer(explainer, **settings), task, Key(seed), Memo())
 
 
-def _explained(
-    explainer: Explainer, task: Task, key: Key, cache: str | Path | None, memo: Memo | None
-) -> Explanation:
+def _explained(explainer: Explainer, task: Task, key: Key, memo: Memo | None) -> Explanation:
     with _working(f"explaining by {explainer.name}", task):
-        if cache is None:
-            return explainer(task, key, memo)
-        return ExplanationCache(cache).get(explainer, task, key, memo)
+        return explainer(task, key, memo)
 
 
 @contextmanager
@@ -138,7 +130,6 @@ def score(
     *,
     seed: int = 0,
     device: str | torch.device | None = None,
-    cache: str | Path | None = None,
     repeats: Count = 1,
     **settings: Any,
 ) -> Scores:
@@ -159,8 +150,6 @@ def score(
         Seed of all draws.
     device : str or torch.device, optional
         Where to compute; by default where the task lies.
-    cache : str or Path, optional
-        A folder that keeps explanations for later calls.
     repeats : int
         How often draws, fill and tie orders are drawn anew, one at a time.
     **settings
@@ -184,7 +173,7 @@ def score(
     tensor([0.7500, 0.7500], dtype=torch.float64)
     """
     task = task if device is None else task.to(device)
-    return _scored(as_metric(metric, **settings), task, explanation, seed, cache, repeats, Memo())
+    return _scored(as_metric(metric, **settings), task, explanation, seed, repeats, Memo())
 
 
 def _scored(
@@ -192,7 +181,6 @@ def _scored(
     task: Task,
     explanation: Any,
     seed: int,
-    cache: str | Path | None,
     repeats: int,
     memo: Memo,
 ) -> Scores:
@@ -220,7 +208,7 @@ def _scored(
     key = Key(seed)
     who = subject.name if isinstance(subject, Explainer) else subject.explainer
     with _working(f"scoring {who} by {metric.name}", task):
-        maps = _explained(subject, task, key, cache, memo) if isinstance(subject, Explainer) else subject
+        maps = _explained(subject, task, key, memo) if isinstance(subject, Explainer) else subject
         if repeats == 1:
             found = metric(task, maps, key, memo)
         else:
@@ -239,16 +227,10 @@ def _with_other_outputs(scores: Scores, metric: Metric, task: Task, maps: Explan
     return replace(scores, flags={**scores.flags, OTHER_OUTPUT: other}) if bool(other.any()) else scores
 
 
-def as_explanation(
-    explanation: Any,
-    task: Task,
-    seed: int = 0,
-    cache: str | Path | None = None,
-    memo: Memo | None = None,
-) -> Explanation:
+def as_explanation(explanation: Any, task: Task, seed: int = 0, memo: Memo | None = None) -> Explanation:
     """Accept an explanation, plain maps, or anything that makes one."""
     maps = as_maps(explanation, task)
-    return maps if maps is not None else _explained(as_explainer(explanation), task, Key(seed), cache, memo)
+    return maps if maps is not None else _explained(as_explainer(explanation), task, Key(seed), memo)
 
 
 def as_maps(thing: Any, task: Task) -> Explanation | None:
@@ -278,7 +260,6 @@ def evaluate(
     seed: int = 0,
     device: str | torch.device | None = None,
     progress: bool | None = None,
-    cache: str | Path | None = None,
     repeats: Count = 1,
 ) -> Evaluation:
     """Score every explainer with every metric; each explanation is made once and serves all metrics.
@@ -301,8 +282,6 @@ def evaluate(
         Where to compute; by default where the task lies.
     progress : bool, optional
         Whether to show a progress bar; by default at a terminal.
-    cache : str or Path, optional
-        A folder that keeps explanations for later calls.
     repeats : int
         As in `score`.
 
@@ -342,11 +321,11 @@ def evaluate(
             try:
                 metric = evaluators[what]
                 if not isinstance(metric, ExplainerMetric) and who not in explanations:
-                    explanations[who] = _explained(methods[who], task, Key(seed), cache, memo)
+                    explanations[who] = _explained(methods[who], task, Key(seed), memo)
                 step = what
                 subject = methods[who] if isinstance(metric, ExplainerMetric) else explanations[who]
                 scores[who, what] = (
-                    _scored(metric, task, subject, seed, cache, repeats, memo)
+                    _scored(metric, task, subject, seed, repeats, memo)
                     if what not in together
                     else _of_group(together[what], metric, task, methods, who, seed, memo)
                 )

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 import veridical as vd
 from veridical.core import files
 from veridical.errors import FormatError, StorageError
-from veridical.explainers import ExplanationCache, as_explainer
 from veridical.report import rendering
 from veridical.values.tables import write_csv, write_table
 
@@ -96,24 +95,6 @@ def small_task() -> vd.Task:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return vd.Task(torch.nn.Linear(4, 3), torch.randn(3, 4))
-
-
-def test_a_flipped_bit_or_another_map_in_the_cache_is_made_again(tmp_path: Path, caplog) -> None:
-    task, cache = small_task(), ExplanationCache(tmp_path)
-    saliency, other = as_explainer("saliency"), as_explainer("random")
-    right = cache.get(saliency, task, vd.core.Key(0))
-    place = cache.path(saliency, task, vd.core.Key(0))
-    whole = place.read_bytes()
-    sick = bytearray(whole)
-    sick[-3] ^= 1
-    place.write_bytes(bytes(sick))
-    assert cache.get(saliency, task, vd.core.Key(0)).values.equal(right.values)
-    assert "damaged" in caplog.text
-    assert place.read_bytes() == whole
-    cache.get(other, task, vd.core.Key(0))
-    place.write_bytes(cache.path(other, task, vd.core.Key(0)).read_bytes())
-    assert cache.get(saliency, task, vd.core.Key(0)).values.equal(right.values)
-    assert "another file than its place says" in caplog.text
 
 
 TENSORS = {"a": torch.arange(3), "b": torch.eye(2).T[:, :1]}

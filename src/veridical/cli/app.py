@@ -141,7 +141,6 @@ def evaluate(
     report: Annotated[Path | None, typer.Option("--report", "-r", help="Write an HTML page.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write the table (.csv, .parquet, .md or .tex).")] = None,
     seed: Seed = 0,
-    cache: Annotated[Path | None, typer.Option(help="Keep explanations in this folder.")] = None,
     repeats: Annotated[
         int, typer.Option(min=1, help="Score N times, to show what chance does; up to 3 N times the work.")
     ] = 1,
@@ -164,7 +163,6 @@ def evaluate(
         explainer or [*usual, "random"],
         metric or ["pixel_flipping", "faithfulness_correlation", "sparseness"],
         seed=seed,
-        cache=cache,
         repeats=repeats,
     )
     scores = score_table(result.scores)
@@ -179,7 +177,7 @@ def evaluate(
     if table is not None:
         say(f"table written to {write_table(result.to_frame(), table, scores)}")
     if result.interrupted:
-        kept = [str(path) for path in (report, table, cache) if path is not None]
+        kept = [str(path) for path in (report, table) if path is not None]
         where = f"is in {', '.join(kept)}" if kept else "stands above alone (--table or --report write it)"
         say(f"interrupted: what was finished {where}")
     if result.failures or result.interrupted:

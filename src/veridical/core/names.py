@@ -13,7 +13,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.explainers.adapters": ("", "BoundExplainer CaptumExplainer FunctionExplainer ShapExplainer ZennitExplainer adapted explained_output finished from_captum from_shap from_zennit seeded"),
     "veridical.explainers.attention": ("attention_rollout gradient_x_attention", "AttentionRollout AttentionWeights GradientXAttention run"),
     "veridical.explainers.backprop": ("deconvolution guided_backprop", "Deconvolution GuidedBackprop Rectifiers"),
-    "veridical.explainers.base": ("", "Explainer ExplanationCache applicable as_explainer keep_outputs register selected"),
+    "veridical.explainers.base": ("", "Explainer applicable as_explainer keep_outputs register selected"),
     "veridical.explainers.cam": ("gradcam gradcam_plus_plus guided_gradcam layercam scorecam", "Cam GradCam GradCamPlusPlus GradientCam GuidedGradCam LastMaps LayerCam Place ScoreCam last_maps watched"),
     "veridical.explainers.controls": ("constant input_magnitude moving_noise random random_k sobel", "Constant InputMagnitude MovingNoise Random RandomK Sobel image_edges jumps rarity spread"),
     "veridical.explainers.deeplift": ("deeplift deeplift_shap", "DeepLift DeepLiftShap"),

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,17 +11,15 @@ from torch import Tensor
 
 from veridical.core.key import Key
 from veridical.core.registry import Registry
-from veridical.core.settings import Settings, holds_code
+from veridical.core.settings import Settings
 from veridical.core.space import Space
-from veridical.errors import FormatError, InputError, NotApplicableError
+from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.diagnostics import check_completeness, check_repeatability
 from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
 from veridical.models.predictor import free_memory, out_of_memory
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
-
-log = logging.getLogger("veridical")
 
 # A deterministic method stays one under a random fill: the rows it draws do not follow the caller's seed
 FILL_KEY = Key(0) / "fill of explainers"
@@ -297,46 +290,3 @@ def keep_outputs(context: Context, task: Task, outputs: Tensor) -> None:
 def selected(outputs: Tensor, targets: Tensor) -> Tensor:
     """The explained output of each row."""
     return outputs.gather(1, targets[:, None])[:, 0]
-
-
-# --- explanations kept on disk ---------------------------------------------------------------------------
-
-
-class ExplanationCache:
-    """A folder of explanations, addressed by what made them."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-
-    def path(self, explainer: Explainer, task: Task, key: Key) -> Path:
-        """Where the explanation of this content lies."""
-        content = {
-            "task": task.content_hash(),
-            "explainer": explainer.to_json(),
-            "key": [key.seed, *key.path],
-            "plan": asdict(task.predictor.plan),
-            "device": task.device.type,
-            # what a model computes does not all lie in its weights
-            "outputs": hashlib.blake2b(task.outputs.double().cpu().numpy().tobytes()).hexdigest(),
-        }
-        digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
-        return self.folder / f"{re.sub(r'[^0-9a-zA-Z_]+', '-', explainer.name)}-{digest}.safetensors"
-
-    def get(self, explainer: Explainer, task: Task, key: Key, memo: Memo | None = None) -> Explanation:
-        """Read the explanation, or make it and keep it; where a user's function takes part it is not kept."""
-        from veridical.models.adapters import ArrayModel, FunctionModel
-
-        model = task.predictor.model
-        bare = isinstance(model, FunctionModel) or (isinstance(model, ArrayModel) and model.estimator is None)
-        if bare or holds_code(explainer) or holds_code(task.fill):
-            log.info("'%s' is not cached: a function takes part, and its source may change", explainer.name)
-            return explainer(task, key, memo)
-        path = self.path(explainer, task, key)
-        if path.is_file():
-            try:
-                return Explanation.load(path, path.stem).to(task.device)
-            except FormatError as error:
-                log.warning("%s; it is made again", error)
-        explanation = explainer(task, key, memo)
-        explanation.save(path, path.stem)
-        return explanation

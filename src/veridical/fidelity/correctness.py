@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -165,12 +164,10 @@ def with_reference_targets(task: Task, reference: Reference | None) -> tuple[Tas
     return (task.with_targets(truth) if task.head in ("multiclass", "binary") else task), truth
 
 
-def studied_maps(
-    task: Task, explanation: Any, reference: Reference | None, seed: int, cache: str | Path | None = None
-) -> StudiedMaps:
+def studied_maps(task: Task, explanation: Any, reference: Reference | None, seed: int) -> StudiedMaps:
     """Explain the right answers; samples without a map are left out, as a score of theirs would be NaN."""
     judged, truth = with_reference_targets(task, reference)
-    maps = as_explanation(explanation, judged, seed, cache).matching(judged)
+    maps = as_explanation(explanation, judged, seed).matching(judged)
     notes = []
     missing = maps.missing
     if bool(missing.any()):

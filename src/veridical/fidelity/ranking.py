@@ -305,7 +305,7 @@ def ranking_study(
     if variant is not None:
         metrics = {name: replace(metric, variant=variant) for name, metric in metrics.items()}
     key = Key(seed) / "ranking"
-    about = studied_maps(task, explainer, reference, seed, cache)
+    about = studied_maps(task, explainer, reference, seed)
     judged, base, truth = about.task, about.maps, about.truth
     whole = falls_of(metrics, judged, base, truth, Key(seed)) if ratios[0] == 0 else {}
     measured = [

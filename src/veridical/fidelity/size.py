@@ -175,7 +175,7 @@ def explanation_size(
     swept = tuple(sorted(betas or [top * step / 10 for step in range(1, 11)], reverse=True))
     if swept[0] > top + 1e-12:
         raise InputError(f"betas are swept from {top:g} downwards, that of the fine-tuning, got {swept[0]:g}")
-    about = studied_maps(task, explanation, reference, seed, cache)
+    about = studied_maps(task, explanation, reference, seed)
     maps, n = about.maps, about.task.space.counts(len(about.task))
     few = int(n.median())
     if few < MIN_FEATURES:
