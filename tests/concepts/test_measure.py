@@ -60,6 +60,7 @@ def test_surf_gets_strictly_worse_with_randomness_in_ten_of_ten_seeds(head):
 
 def test_ice_eval_cannot_tell_random_importances_from_perfect_ones(head, test):
     one, other = ice_eval(perfect(head), test, head), ice_eval(random_importances(head), test, head)
+    assert (judge(perfect(head), test, head).flops, one.flops) == (2 * 4, 4 * 12 * (2 + 1))
     for name, values in one.values.items():
         assert torch.equal(values, other.values[name])
     assert judge(random_importances(head), test, head).mae > 0.1

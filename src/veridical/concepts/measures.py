@@ -210,24 +210,6 @@ def _errors(
     return found
 
 
-def surf_flops(outputs: int, concepts: int) -> int:
-    """`2 K C`, a multiplication and an addition a concept and output.
-
-    >>> surf_flops(outputs=100, concepts=1)
-    200
-    """
-    return 2 * concepts * outputs
-
-
-def ice_flops(outputs: int, concepts: int, dimension: int) -> int:
-    """`C D (2 K + 1)`: rebuild the embedding for every output, then its head.
-
-    >>> ice_flops(outputs=100, concepts=1, dimension=2048)
-    614400
-    """
-    return outputs * dimension * (2 * concepts + 1)
-
-
 Positions = Literal["pooled", "each"]
 
 
@@ -288,7 +270,7 @@ def judge(
         "concepts": charged,
         "without_concepts": len(concepts.flags),
         "parameters": 0,
-        "flops": surf_flops(head.n_outputs, round(charged)),
+        "flops": 2 * round(charged) * head.n_outputs,  # a multiplication and an addition each
     }
     if companions:
         facts |= {"plausibility": plausibility(concepts, head), **found}
@@ -318,7 +300,9 @@ def ice_eval(concepts: Concepts, embeddings: Embeddings, head: Head) -> Judgemen
     rebuilt = _rebuilt(concepts, head)
     width = concepts.vectors.shape[0] * concepts.vectors.shape[1]
     values = sample_errors(rebuilt.surrogate_of(head), embeddings, head, width)
-    facts = {"parameters": 0, "flops": ice_flops(head.n_outputs, round(concepts.charged), head.dimension)}
+    # for every output the embedding is rebuilt, then read by the head
+    flops = head.n_outputs * head.dimension * (2 * round(concepts.charged) + 1)
+    facts = {"parameters": 0, "flops": flops}
     return Judgement(
         concepts.method, "ICE-Eval", values, embeddings.ids, 1 / head.n_outputs, facts, concepts.flags
     )
