@@ -105,7 +105,7 @@ def compare_explainers(
     finetuned = given_or_made(task, finetuned, beta, 0.1, **made)
     scores: dict[str, dict[str, Scores]] = {}
     for explainer in explainers:
-        explanation = as_explanation(explainer, judged, seed, cache)
+        explanation = as_explanation(explainer, judged, seed)
         metrics = {
             sign: FFid(sign, tuple(sizes), finetuned=finetuned, beta=finetuned.beta, alpha=alpha, draws=draws)
             for sign in SIGNS

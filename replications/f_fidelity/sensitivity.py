@@ -95,7 +95,7 @@ def sensitivity(
     if not any((draws, betas, alphas)):
         raise InputError("give at least one value of draws, betas or alphas")
     judged, _ = with_reference_targets(task, reference)
-    explanation = as_explanation(explainer, judged, seed, cache)
+    explanation = as_explanation(explainer, judged, seed)
     made: dict[tuple[int, float, float], RankingStudy] = {}
 
     def study(count: int, beta: float, alpha: float) -> RankingStudy:
