@@ -28,7 +28,7 @@ TWO_ROWS = ["pearson", "spearman", "kendall_tau_b", "euclidean", "cosine", "cosi
 SPECIAL = ["positions", "partial_rank_correlation", "ssim", "Interval", "SignedRank"]
 # of units in [0, 1], or of methods against each other: test_betting, test_wins and test_leading_group
 VERDICT = ["betting_wealth", "betting_p", "win_units", "leading_group", "mean_units"]
-VERDICT += ["LeadingGroup", "GroupStep"]
+VERDICT += ["LeadingGroup", "GroupStep", "Settled", "settle", "confidence_sequence", "units_to_settle"]
 CALLS = [(name, 1) for name in ONE_ROW] + [(name, 2) for name in TWO_ROWS]
 
 

@@ -18,9 +18,12 @@ from veridical.functional import (
     betting_p,
     betting_wealth,
     bootstrap_interval,
+    confidence_sequence,
     holm,
+    settle,
     signed_rank,
     significance,
+    units_to_settle,
 )
 from veridical.functional.significance import STAKES
 
@@ -171,6 +174,166 @@ def test_ties_and_losses_show_nothing_and_long_rows_stay_finite():
 def test_units_outside_of_the_unit_interval_are_refused():
     with pytest.raises(InputError, match=r"\[0, 1\], got values from -0.5 to 2.0"):
         betting_p(torch.tensor([0.0, 2.0, -0.5]))
+
+
+@given(UNITS, st.sampled_from([0.3, 0.05, 0.01]), st.sampled_from([0.3, 0.05]))
+def test_settling_is_that_of_the_definition(units, shown, fails):
+    found = settle(cases.row(units), shown, fails)
+    assert (int(found.side), int(found.at)) == reference.settled(units, shown, fails, STAKES)
+
+
+def test_the_bound_crossed_first_settles_and_later_units_change_nothing():
+    wins, losses = torch.ones(9), torch.zeros(60)
+    assert settle(torch.cat([wins, losses])) == (1, 9)
+    assert settle(torch.cat([losses, wins.repeat(9)])) == (-1, 9)
+    units = torch.rand(300, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    whole = settle(units, 0.2, 0.1)
+    for count in (5, 20, 39):
+        part = settle(units[:, :count], 0.2, 0.1)
+        early = part.side != 0
+        assert torch.equal(part.side[early], whole.side[early])
+        assert torch.equal(part.at[early], whole.at[early])
+        assert torch.equal(whole.side[(whole.at > 0) & (whole.at <= count)], part.side[early])
+    where = cases.mask(300, 40)
+    assert torch.equal(settle(units, where=where).side, settle(units.masked_fill(~where, torch.nan)).side)
+
+
+def test_by_the_largest_wealth_alone_a_row_would_be_both_shown_and_failed():
+    """Why the first crossing counts: p and the p of its mirror may both be small."""
+    units = torch.cat([torch.ones(9), torch.zeros(60)])
+    assert float(betting_p(units)) <= 0.01
+    assert float(betting_p(1 - units)) <= 0.01
+
+
+@pytest.mark.parametrize("kind", FAIR)
+def test_fair_units_are_settled_wrongly_no_more_often_than_the_levels_say(kind):
+    outcomes, chances = map(cases.row, FAIR[kind])
+    length = 13 if len(outcomes) == 2 else 8
+    picks = torch.cartesian_prod(*[torch.arange(len(outcomes))] * length)
+    side, weight = settle(outcomes[picks], 0.2, 0.1).side, chances[picks].prod(-1)
+    assert 0 < float((weight * (side > 0)).sum()) <= 0.2 or kind in ("ties", "often a little")
+    assert float((weight * (side < 0)).sum()) <= 0.1
+
+
+GRID_OF_MEANS = [i / 400 for i in range(1, 400)]
+
+
+@given(st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=25))
+def test_the_interval_holds_the_means_that_no_gambler_refuted(units):
+    low, high = (float(end) for end in confidence_sequence(cases.row(units), 0.9))
+    kept = reference.kept_means(units, 0.9, STAKES, GRID_OF_MEANS)
+    mean, step = math.fsum(units) / len(units), 1 / 400
+    if kept:
+        assert low <= kept[0] + 1e-9
+        assert high >= kept[-1] - 1e-9
+        assert abs(low - min(kept[0], mean)) <= step + 1e-9
+        assert abs(high - max(kept[-1], mean)) <= step + 1e-9
+    assert low <= mean + 1e-12
+    assert high >= mean - 1e-12
+
+
+def test_the_interval_of_wins_alone_has_a_closed_form():
+    """n wins leave out m where the mean over stakes of (1 - s + s / m)^n reaches 200."""
+    for n in (9, 24, 64):
+        low, high = (float(end) for end in confidence_sequence(torch.ones(n)))
+        assert high == 1.0
+        wealth = sum((1 - s + s / low) ** n for s in STAKES) / len(STAKES)
+        assert wealth == pytest.approx(200, rel=1e-5)
+        other = confidence_sequence(torch.zeros(n))
+        assert (float(other.low), float(other.high)) == pytest.approx((0.0, 1 - low), abs=1e-8)
+
+
+def test_one_half_is_inside_until_the_test_at_half_the_level_is_settled():
+    units = (torch.rand(400, 64, generator=torch.Generator().manual_seed(4)) < 0.66).double()
+    low, high = confidence_sequence(units, 0.98)
+    side = settle(units, 0.01, 0.01).side
+    mean = units.mean(-1)
+    assert torch.equal((low > 0.5) & (mean > 0.5), (side > 0) & (mean > 0.5))
+    assert bool((high > 0.5)[side > 0].all())
+
+
+def _ever_outside(interval, units, mean):
+    """The share of rows whose interval leaves the mean out at any length."""
+    outside = torch.zeros(len(units), dtype=torch.bool)
+    for count in range(1, units.shape[-1] + 1):
+        low, high = interval(units[:, :count])
+        outside |= (low > mean) | (high < mean)
+    return float(outside.double().mean())
+
+
+def _wilson(units, z=1.6449):
+    """The interval that stood here before, at 90%: it holds at one length."""
+    n, share = units.shape[-1], units.mean(-1)
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z * (share * (1 - share) / n + (z / (2 * n)) ** 2).sqrt() / (1 + z * z / n)
+    return middle - reach, middle + reach
+
+
+@pytest.mark.parametrize("mean", [0.2, 0.5, 0.9])
+def test_intervals_cover_at_every_length_at_once(mean):
+    generator = torch.Generator().manual_seed(int(100 * mean))
+    units = (torch.rand(400, 60, generator=generator) < mean).double()
+    assert _ever_outside(lambda seen: confidence_sequence(seen, 0.9), units, mean) <= 0.1
+    assert _ever_outside(_wilson, units, mean) > 0.2
+
+
+@pytest.mark.parametrize("mutant", ["half the bound", "one side's level", "largest wealth", "last wealth"])
+def test_mutants_of_the_bounds_are_found(mutant, monkeypatch):
+    """Each of these is a slip that a reader would hardly see; the tests above do."""
+    units = cases.row([1.0] * 9 + [0.0] * 60)
+    if mutant == "half the bound":
+        monkeypatch.setattr(significance.math, "log", lambda x: math.log2(x) / 2)
+        with pytest.raises(AssertionError):
+            test_the_interval_of_wins_alone_has_a_closed_form()
+    elif mutant == "one side's level":
+        honest = significance._log_wealth
+        monkeypatch.setattr(significance, "_log_wealth", lambda u, w: honest(u, w) + 0.5)
+        with pytest.raises(AssertionError):
+            assert settle(units[:8]).side == 0
+    elif mutant == "largest wealth":
+        monkeypatch.setattr(significance, "_first_crossing", _last_crossing)
+        with pytest.raises(AssertionError):
+            test_the_bound_crossed_first_settles_and_later_units_change_nothing()
+    else:
+        honest_end = significance._lower_end
+        last = lambda u, here, bound: honest_end(u[..., -1:], here[..., -1:], bound)  # noqa: E731
+        monkeypatch.setattr(significance, "_lower_end", last)
+        with pytest.raises(AssertionError):
+            test_the_interval_of_wins_alone_has_a_closed_form()
+
+
+def _last_crossing(up, down):
+    """A mutant: a row that both gamblers won is failed, whoever was first."""
+    side = torch.where(down.any(-1), -1, up.any(-1).long())
+    return significance.Settled(side, side.abs())
+
+
+def test_how_many_units_would_settle_it():
+    assert units_to_settle(torch.ones(1, 4)) == 9  # every further unit is a win, too
+    assert units_to_settle(torch.zeros(1, 4)) == 9
+    assert units_to_settle(torch.full((1, 30), 0.5)) is None
+    assert units_to_settle(torch.ones(1, 0)) is None
+    one = torch.tensor([[1.0, 1.0, 0.0, 1.0, 1.0, 0.5, 1.0, 0.0]])
+    both = torch.cat([one, torch.ones(1, 8)])
+    assert units_to_settle(both) == units_to_settle(one)  # the weaker one decides
+    assert units_to_settle(torch.cat([one, torch.zeros(1, 8)])) == 9  # any that fails settles it
+    assert units_to_settle(one, shown=0.1) < units_to_settle(one)
+    assert units_to_settle(one) == units_to_settle(one)  # the same draws
+
+
+def test_so_many_units_do_settle_it_four_times_in_five():
+    """Against a simulation of its own: units of win rate .75, what is foretold from 200 of them."""
+    generator = torch.Generator().manual_seed(5)
+    seen = (torch.rand(1, 200, generator=generator) < 0.75).double()
+    share = float(seen.mean())
+    further = (torch.rand(2000, 1000, generator=generator) < share).double()
+    # foretold without what is there: a fresh row of so many units, drawn from these
+    at = settle(further).at
+    need = int(torch.where(at > 0, at, 1001).sort().values[1599])
+    assert settle(further[:, :need]).side.ne(0).double().mean() >= 0.8
+    first = units_to_settle(seen[:, :1].new_tensor([[1.0, 1.0, 1.0, 0.0]]))
+    assert first is not None
+    assert abs(first - need) <= 12
 
 
 def test_bootstrap_agrees_with_scipy():

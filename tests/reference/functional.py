@@ -78,6 +78,35 @@ def holm(p: list[float]) -> list[float]:
     return [math.nan if math.isnan(q) else adjusted[q] for q in p]
 
 
+def settled(units: list[float], shown: float, fails: float, stakes: tuple[float, ...]) -> tuple[int, int]:
+    """Both gamblers play unit by unit; the first to reach a bound ends it."""
+    up, down = [1.0] * len(stakes), [1.0] * len(stakes)
+    for place, u in enumerate(units, 1):
+        if math.isnan(u):
+            continue
+        up = [w * (1 + s * (2 * u - 1)) for w, s in zip(up, stakes, strict=True)]
+        down = [w * (1 + s * (1 - 2 * u)) for w, s in zip(down, stakes, strict=True)]
+        if sum(up) / len(stakes) >= 1 / shown:
+            return 1, place
+        if sum(down) / len(stakes) >= 1 / fails:
+            return -1, place
+    return 0, 0
+
+
+def kept_means(units: list[float], level: float, stakes: tuple[float, ...], grid: list[float]) -> list[float]:
+    """The means of a grid that neither of two gamblers ever refuted."""
+    bound, kept = 2 / (1 - level), []
+    for m in grid:
+        up, down, refuted = [1.0] * len(stakes), [1.0] * len(stakes), False
+        for u in units:
+            up = [w * (1 + s * (u / m - 1)) for w, s in zip(up, stakes, strict=True)]
+            down = [w * (1 + s * ((1 - u) / (1 - m) - 1)) for w, s in zip(down, stakes, strict=True)]
+            refuted |= max(sum(up), sum(down)) / len(stakes) >= bound
+        if not refuted:
+            kept.append(m)
+    return kept
+
+
 def area_under_curve(y: list[float], x: list[float] | None = None) -> float:
     x = x if x is not None else [float(i) for i in range(len(y))]
     return sum((x[i + 1] - x[i]) * (y[i] + y[i + 1]) / 2 for i in range(len(y) - 1))

@@ -29,12 +29,16 @@ from veridical.functional.selection import (
 )
 from veridical.functional.significance import (
     Interval,
+    Settled,
     SignedRank,
     betting_p,
     betting_wealth,
     bootstrap_interval,
+    confidence_sequence,
     holm,
+    settle,
     signed_rank,
+    units_to_settle,
     win_units,
 )
 
@@ -42,6 +46,7 @@ __all__ = [
     "GroupStep",
     "Interval",
     "LeadingGroup",
+    "Settled",
     "SignedRank",
     "area_under_curve",
     "average_ranks",
@@ -49,6 +54,7 @@ __all__ = [
     "betting_wealth",
     "bootstrap_interval",
     "centred_ranks",
+    "confidence_sequence",
     "cosine",
     "cosine_distance",
     "entropy",
@@ -65,8 +71,10 @@ __all__ = [
     "positions",
     "rms_normalise",
     "round_to_grid",
+    "settle",
     "signed_rank",
     "spearman",
     "ssim",
+    "units_to_settle",
     "win_units",
 ]

@@ -15,6 +15,13 @@ from veridical.functional._rows import align, as_double, nan_where, valid_first
 from veridical.functional.correlation import tied_runs
 
 
+class Interval(NamedTuple):
+    """The two ends of an interval."""
+
+    low: Tensor
+    high: Tensor
+
+
 def win_units(
     own: Tensor,
     other: Tensor,
@@ -136,16 +143,183 @@ def betting_p(units: Tensor, where: Tensor | None = None) -> Tensor:
     return torch.cat([start, path], -1).amax(-1).neg().exp()
 
 
-def _log_wealth(units: Tensor, where: Tensor | None) -> Tensor:
+class Settled(NamedTuple):
+    """Which bound each row crossed first (1 more than half, -1 less, 0 neither), and after how many units."""
+
+    side: Tensor
+    at: Tensor
+
+
+def settle(units: Tensor, shown: float = 0.01, fails: float = 0.01, where: Tensor | None = None) -> Settled:
+    """Tell for each row of units whether its mean is shown to be above 1/2, or below, and since when.
+
+    A gambler bets that units exceed 1/2 (`betting_wealth`), another one that they stay below it (the same
+    with `1 - units`). The first wealth to reach its bound, `1 / shown` or `1 / fails`, settles the row for
+    good: units behind that one cannot change it. Under "the mean is at most 1/2" a row is ever shown with
+    probability at most `shown`, under "at least 1/2" it ever fails with probability at most `fails`.
+
+    Parameters
+    ----------
+    units : Tensor
+        Units (..., N) in [0, 1], in an order fixed beforehand.
+    shown, fails : float
+        Levels of the two tests.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Settled
+        `side` (...), 1, -1 or 0, and `at` (...), the place of the unit that settled it, from 1; 0 where none
+        did.
+
+    Examples
+    --------
+    >>> settle(torch.tensor([[1.0] * 9, [0.5] * 9, [0.0] * 9]))
+    Settled(side=tensor([ 1,  0, -1]), at=tensor([9, 0, 9]))
+    """
+    up = _log_wealth(units, where) >= -math.log(shown)
+    down = _log_wealth(1 - as_double(units, "units"), where) >= -math.log(fails)
+    return _first_crossing(up, down)
+
+
+def _first_crossing(up: Tensor, down: Tensor) -> Settled:
+    """Which of two bounds is crossed first along the last axis, and where, from 1."""
+    end = torch.ones_like(up.any(-1, keepdim=True))
+    first, second = (torch.cat([crossed, end], -1).long().argmax(-1) + 1 for crossed in (up, down))
+    side = (first < second).long() - (second < first).long()
+    return Settled(side, torch.where(side == 0, 0, torch.minimum(first, second)))
+
+
+def confidence_sequence(units: Tensor, level: float = 0.99, where: Tensor | None = None) -> Interval:
+    """Give an interval of the mean of each row of units that holds at every length at once.
+
+    Every mean m that betting refutes is left out: against m a gambler with the stakes of `betting_wealth`
+    bets that units exceed it, `W_t(m) = mean_s prod_(i <= t) (1 + s (u_i / m - 1))`, another one that they
+    stay below, and m is refuted where either ever reached `2 / (1 - level)`. So the interval contains the
+    true mean after every unit with probability `level`, however often it is looked at and whenever one stops
+    (Waudby-Smith and Ramdas 2024); at m = 1/2 it is the test of `betting_p` itself. It is never narrower than
+    a point at the mean of the units so far.
+
+    Parameters
+    ----------
+    units : Tensor
+        Units (..., N) in [0, 1], in an order fixed beforehand.
+    level : float
+        Probability with which the true mean is inside at every length.
+    where : Tensor, optional
+        Boolean mask of the entries that count, broadcast against the rows.
+
+    Returns
+    -------
+    Interval
+        Lower and upper ends (...); 0 and 1 without units.
+
+    Examples
+    --------
+    >>> low, high = confidence_sequence(torch.ones(24))
+    >>> round(low.item(), 2), high.item()
+    (0.76, 1.0)
+    """
+    if isinstance(level, bool) or not isinstance(level, Real) or not 0.0 < level < 1.0:
+        raise InputError(f"level must lie between 0 and 1, got {level}")
+    bound = math.log(2 / (1 - level))
+    units, here = _checked_units(units, where)
+    mean = torch.where(here, units, 0.0).sum(-1) / here.sum(-1)
+    low, high = (_lower_end(some, here, bound) for some in (units, 1 - units))
+    return Interval(torch.fmin(low, mean), torch.fmax(1 - high, mean))
+
+
+_BISECTIONS = 30
+
+
+def _lower_end(units: Tensor, here: Tensor, bound: float) -> Tensor:
+    """The smallest mean that is not refuted from above: wealth against m never grows with m."""
+    low = units.new_zeros(units.shape[:-1])
+    high = torch.ones_like(low)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        gain = torch.where(here, units / middle.unsqueeze(-1) - 1, 0.0)
+        refuted = (_log_mean_wealth(gain) >= bound).any(-1)
+        low, high = torch.where(refuted, middle, low), torch.where(refuted, high, middle)
+    return low
+
+
+def units_to_settle(
+    units: Tensor,
+    shown: float = 0.01,
+    fails: float = 0.01,
+    *,
+    chance: float = 0.8,
+    most: int = 1000,
+    draws: int = 200,
+    seed: int = 0,
+) -> int | None:
+    """Give the number of units, those there are included, that would settle all rows with a given chance.
+
+    Rows are several tests of the same samples. Further samples are drawn from those there are, with
+    replacement, and added behind them; a draw is settled where every row is shown or any row fails.
+
+    Parameters
+    ----------
+    units : Tensor
+        Units (T, N) in [0, 1] of T tests, in an order fixed beforehand.
+    shown, fails : float
+        Levels of the two tests, as in `settle`.
+    chance : float
+        Share of the draws that are to be settled.
+    most : int
+        Units up to which is looked.
+    draws : int
+        How often further samples are drawn.
+    seed : int
+        Seed of the draws.
+
+    Returns
+    -------
+    int or None
+        The number of units; None where `most` of them do not do.
+
+    Examples
+    --------
+    >>> units_to_settle(torch.tensor([[1.0, 1.0, 0.5, 1.0]])), units_to_settle(torch.tensor([[1.0, 0.0]]))
+    (13, None)
+    """
+    count = units.shape[-1]
+    if not count or count >= most:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    picks = torch.randint(count, (draws, most - count), generator=generator)
+    paths = torch.cat([units.unsqueeze(0).expand(draws, -1, -1), units[:, picks].transpose(0, 1)], -1)
+    side, at = settle(paths, shown, fails)
+    never = most + 1
+    failed = torch.where(side < 0, at, never).amin(-1)
+    passed = torch.where(side > 0, at, never).amax(-1)
+    times = torch.minimum(failed, passed).sort().values
+    found = int(times[math.ceil(chance * draws) - 1])
+    return None if found == never else max(found, count)
+
+
+def _checked_units(units: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Units, and which of them count; those outside of [0, 1] are refused."""
     units, valid = align(where, units=units)
     here = valid & ~units.isnan()
     if bool((here & ((units < 0) | (units > 1))).any()):
         seen = units[here]
         raise InputError(f"units lie in [0, 1], got values from {float(seen.min())} to {float(seen.max())}")
-    gain = torch.where(here, 2 * units - 1, 0.0)
+    return units, here
+
+
+def _log_wealth(units: Tensor, where: Tensor | None) -> Tensor:
+    units, here = _checked_units(units, where)
+    return _log_mean_wealth(torch.where(here, 2 * units - 1, 0.0))
+
+
+def _log_mean_wealth(gain: Tensor) -> Tensor:
+    """The logarithm of the wealth after each unit, of what a stake of everything would gain by each."""
     # in logarithms: 2,000 wins in a row are more than a float holds
     each = torch.stack([torch.log1p(stake * gain).cumsum(-1) for stake in STAKES])
-    return torch.logsumexp(each, 0) - torch.log(each.new_tensor(float(len(STAKES))))
+    return torch.logsumexp(each, 0) - math.log(len(STAKES))
 
 
 _EXACT_UP_TO = 50
@@ -281,13 +455,6 @@ def holm(p: Tensor, where: Tensor | None = None) -> Tensor:
 # how much memory is used at a time nor on masked entries or other rows.
 _BLOCK = 32
 _ENTRIES_AT_ONCE = 2**22
-
-
-class Interval(NamedTuple):
-    """The two ends of an interval."""
-
-    low: Tensor
-    high: Tensor
 
 
 def bootstrap_interval(
