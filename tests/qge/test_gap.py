@@ -179,6 +179,20 @@ def test_values_matter_where_a_metric_reads_them() -> None:
     )
 
 
+def test_negated_inverse_differs_only_where_values_are_read(small: vd.Task) -> None:
+    e = vd.explain("integrated_gradients", small)
+    key = vd.core.Key(3)
+    ranks = [vd.qge.QGE("pixel_flipping", inverse=how)(small, e, key).values for how in ("reversed", "negated")]
+    assert torch.equal(*ranks)
+    # a correlation changes its sign with the values, so the gap is twice the score
+    inner = vd.score("faithfulness_correlation", small, e, seed=3).values
+    gap = vd.score(vd.qge.QGE("faithfulness_correlation", inverse="negated"), small, e, seed=3).values
+    assert torch.allclose(gap, 2 * inner, atol=1e-9)
+    assert not torch.allclose(vd.score(vd.qge.QGE("faithfulness_correlation"), small, e, seed=3).values, gap)
+    inverse = vd.explainers.transforms.Inverted(vd.explainers.as_explainer("saliency"), negated=True)
+    assert torch.equal(inverse(small, key).values, -vd.explain("saliency", small).values)
+
+
 @pytest.mark.parametrize(
     "metric",
     [

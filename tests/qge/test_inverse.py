@@ -29,9 +29,11 @@ def test_inverse_is_an_involution_whatever_the_ties(maps: np.ndarray, seed: int)
     valid[:, 0] = True
     for keep in (None, valid):
         e = explanation(values, keep)
-        back = e.inverted().inverted()
-        assert torch.equal(back.values, e.values)
-        assert torch.equal(back.order, e.order)
+        for negated in (False, True):
+            back = e.inverted(negated).inverted(negated)
+            assert torch.equal(back.values, e.values)
+            assert torch.equal(back.order, e.order)
+            assert torch.equal(e.inverted(negated).order, e.inverted().order)
 
 
 @given(MAPS)

@@ -248,6 +248,8 @@ class Degraded(Transform):
 class Inverted(Transform):
     """Another explainer's map with its ranking reversed (QGE eq. 4)."""
 
+    negated: bool = False
+    """Whether values are negated, instead of assigned anew along the reversed ranking."""
     kind: ClassVar[str] = "inverse"
 
     @property
@@ -255,7 +257,7 @@ class Inverted(Transform):
         return f"inverse of {self.explainer.name}"
 
     def transform(self, explanation: Explanation, key: Key) -> Explanation:
-        return explanation.inverted()
+        return explanation.inverted(self.negated)
 
 
 @dataclass(frozen=True)

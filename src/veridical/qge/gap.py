@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -125,6 +125,8 @@ class _Gap(Relative):
 
     independent_draws: bool = False
     """Whether the inverse map meets random draws of its own."""
+    inverse: Literal["reversed", "negated"] = "reversed"
+    """The inverse: the map's own values along the reversed ranking (eq. 4), or its values negated."""
     prefix: ClassVar[str] = "qge"
     question: ClassVar[str] = "And how much better than its own inverse?"
 
@@ -185,7 +187,7 @@ class MapGap(_Gap, Metric):
     def _along(self, context: Context, task: Task, explanation: Explanation, which: int) -> Outcome:
         assert isinstance(self.metric, Metric)
         own, other = map(context.with_key, self.keys(context.key))
-        inverse = explanation.inverted()
+        inverse = explanation.inverted(self.inverse == "negated")
         if not self.independent_draws:
             return self.gap(*paired(self.metric, task, explanation, inverse, own))
         evaluate = self.metric.evaluate_with_ties
@@ -203,7 +205,7 @@ class MethodGap(_Gap, ExplainerMetric):
         own, other = self.keys(context.key)
         return self.gap(
             self.metric.evaluate(task, explainer, context.with_key(own)),
-            self.metric.evaluate(task, Inverted(explainer), context.with_key(other)),
+            self.metric.evaluate(task, Inverted(explainer, self.inverse == "negated"), context.with_key(other)),
         )
 
 
@@ -294,7 +296,9 @@ def orders_for(explanation: Explanation, ids: Tensor, key: Key, draws: int) -> T
     )
 
 
-def QGE(metric: Any, independent_draws: bool = False) -> MapGap | MethodGap:  # noqa: N802 (reads as a class)
+def QGE(  # noqa: N802 (reads as a class)
+    metric: Any, independent_draws: bool = False, inverse: Literal["reversed", "negated"] = "reversed"
+) -> MapGap | MethodGap:
     """Estimate by a metric how much better a map is than its own inverse (the quality gap, QGE eq. 5).
 
     Parameters
@@ -303,6 +307,9 @@ def QGE(metric: Any, independent_draws: bool = False) -> MapGap | MethodGap:  # 
         The metric that scores the map and its inverse, or its name.
     independent_draws : bool
         Whether the inverse meets random draws of its own, as in the paper's Table 3.
+    inverse : str
+        "reversed" re-assigns the map's own values along the reversed ranking (eq. 4); "negated" takes -e, as
+        section 3.3 allows: the same ranking, but other magnitudes, so metrics that read values differ.
 
     Returns
     -------
@@ -316,7 +323,7 @@ def QGE(metric: Any, independent_draws: bool = False) -> MapGap | MethodGap:  # 
     'qge:pixel_flipping'
     """
     chosen = _metric(metric, "QGE")
-    return (MapGap if isinstance(chosen, Metric) else MethodGap)(chosen, independent_draws)
+    return (MapGap if isinstance(chosen, Metric) else MethodGap)(chosen, independent_draws, inverse)
 
 
 def QRand(metric: Any, draws: int = 1) -> MapAboveRandom | MethodAboveRandom:  # noqa: N802 (reads as a class)

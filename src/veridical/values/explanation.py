@@ -192,14 +192,15 @@ class Explanation:
     def _values_along(self, order: Tensor) -> Tensor:
         return torch.empty_like(self.values).scatter_(-1, order, self.values.gather(-1, self.order))
 
-    def inverted(self) -> Explanation:
-        """Reverse the ranking and re-assign the sorted values along it (QGE eq. 4).
+    def inverted(self, negated: bool = False) -> Explanation:
+        """Reverse the ranking and re-assign the sorted values along it (QGE eq. 4), or negate all values.
 
-        Ties are turned round with the ranking, never read from the new values. On (values, order, tied) this
-        is an exact involution.
+        Ties are turned round with the ranking, never read from the new values. On (values, order, tied) both
+        are exact involutions. `negated` reverses the same ranking but keeps no magnitudes.
         """
         turned = self.strictly_along(self._reversed_order(), reversed_ties(self.tied, self._counts))
-        return turned._unchecked(explainer=f"inverse of {self.explainer}")
+        values = -self.values if negated else turned.values
+        return turned._unchecked(values=values, explainer=f"inverse of {self.explainer}")
 
     def _reversed_order(self) -> Tensor:
         if self.valid is None:
