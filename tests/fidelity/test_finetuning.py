@@ -15,7 +15,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, VeridicalWarning
 from veridical.fidelity import FFid, Fid, Finetuned, RFid, finetune
 from veridical.fidelity.finetuning import cache_folder
-from veridical.fidelity.training_rows import Rows
+from veridical.fidelity.training_rows import Rows, training_rows
 from veridical.perturb.fills import Zero
 
 
@@ -251,6 +251,16 @@ def test_text_leaves_pads_alone_and_asks_for_the_features_of_padded_series(tmp_p
     assert "train_space" in (FFid().inapplicable_reason(series) or "")
     space = vd.Space.steps((2, 10), lengths=torch.full((12,), 9))
     finetune(series, train_space=space, beta=0.2, **QUICK, cache=tmp_path)
+
+
+def test_zero_padded_series_tell_which_steps_training_rows_have(tmp_path: Path) -> None:
+    task = vd.tasks.load("japanese_vowels_cnn", samples=8)
+    assert task.train is not None and task.train_side is not None
+    rows = training_rows(task)
+    (lengths,) = task.train_side
+    assert torch.equal(rows.space.counts(len(task.train)), lengths)
+    made = finetune(task, beta=0.1, **QUICK, cache=tmp_path)
+    assert not vd.score(FFid(finetuned=made, draws=2, sizes=(0.5,)), task, "saliency").values.isnan().any()
 
 
 def test_bad_input_is_refused(task: vd.Task, tmp_path: Path) -> None:

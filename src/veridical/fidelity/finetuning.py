@@ -29,7 +29,7 @@ from veridical.fidelity.artefact import (
     state_digest,
 )
 from veridical.fidelity.training import Loss, Optimiser, Schedule, fit, head_loss, split
-from veridical.fidelity.training_rows import Columns, Rows, padding_tokens, tensor_bytes, training_rows
+from veridical.fidelity.training_rows import Columns, Rows, present_features, tensor_bytes, training_rows
 from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.models.cost import Cost
 from veridical.models.predictor import Side
@@ -255,7 +255,7 @@ def why_no_finetuning(task: Task, train: Any = None, train_space: Space | None =
         )
     if train_space is None and task.space.per_sample:
         return "features differ between samples; say those of the training rows with train_space=..."
-    if train_space is None and task.space.valid is not None and padding_tokens(task) is None:
+    if train_space is None and task.space.valid is not None and present_features(task) is None:
         return (
             "samples differ in which features exist; say which exist in the training rows with "
             "train_space=... (a Space with valid=)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -224,7 +224,7 @@ def training_rows(
         raise ShapeError(f"{len(labels)} training labels for {len(inputs)} training rows")
     if bool(task.side) and not bool(side) and not isinstance(inputs, Streamed):
         raise InputError("the task has side inputs; give those of the training rows with train_side=...")
-    never = None if train_space is not None or task.space.valid is None else padding_tokens(task)
+    present = None if train_space is not None else present_features(task)
     answers, digests, valid, read, sides = [], [], [], [], []
     content = hashlib.blake2b(digest_size=16)
     for index in torch.arange(len(inputs), device=task.device).split(READ_AT_ONCE):
@@ -235,7 +235,7 @@ def training_rows(
         answers.append(predicted_labels(task.uncounted(partial(task.predictor.outputs, x, beside)), task))
         digests.append(row_digests(x))
         content.update(tensor_bytes(x))
-        valid += [] if never is None else [~torch.isin(x, never)]
+        valid += [] if present is None else [present(x)]
     labels = torch.cat(read) if read else labels
     side = {name: torch.cat([own[name] for own in sides]) for name in sides[0]} if sides else side
     predicted = torch.cat(answers)
@@ -318,10 +318,21 @@ def _check_seen(task: Task, answers: Tensor, targets: Tensor) -> None:
         )
 
 
-def padding_tokens(task: Task) -> Tensor | None:
-    """Token ids (pads, special tokens) that stand only where no feature is; None where that tells nothing."""
-    if task.space.kind != "token" or task.inputs.is_floating_point() or task.space.valid is None:
+def present_features(task: Task) -> Callable[[Tensor], Tensor] | None:
+    """What tells which features other rows have (rows, V), by the task's padding; None where nothing tells.
+
+    Tokens: ids that stand only where no feature is are pads. Steps of a series: those from which on every
+    value is the one with which the task's series are padded.
+    """
+    space = task.space
+    if space.valid is None:
         return None
-    outside = task.inputs[~task.space.valid].unique()
-    inside = task.inputs[task.space.valid].unique()
-    return outside[~torch.isin(outside, inside)]
+    outside = task.inputs[space.expand(~space.valid).expand(task.inputs.shape)].unique()
+    if space.kind == "token" and not task.inputs.is_floating_point():
+        inside = task.inputs[space.valid].unique()
+        pads = outside[~torch.isin(outside, inside)]
+        return lambda rows: ~torch.isin(rows, pads)
+    if space.kind != "step" or len(outside) != 1:
+        return None
+    steps = replace(space, valid=None)
+    return lambda rows: steps.pool((rows != outside).double()).flip(-1).cumsum(-1).flip(-1) > 0
