@@ -192,7 +192,8 @@ def test_the_space_of_a_batch_is_guessed_from_its_shape() -> None:
         (lambda: Space.superpixels((1, 4, 4), SEGMENTS), r"expected \(4, 4\) or \(N, 4, 4\)"),
         (lambda: Space.superpixels((1, 2, 4), SEGMENTS * 0 - 1), "no segment at all"),
         (lambda: Space.column_groups([0, 2]), r"must cover 0\.\.2"),
-        (lambda: Space.column_groups([[0, 1], [2]]), "number of its group for each column"),
+        (lambda: Space.column_groups([[0, 1], [3]]), "hold every column once, 0 to 2"),
+        (lambda: Space.column_groups([[0, 1], 2]), "lists of columns"),
         (lambda: Space.columns(2, ["a"]), "1 names for 2 features"),
     ],
 )
@@ -248,3 +249,9 @@ def test_superpixels_follow_colour_edges():
     assert torch.equal(superpixels(image[:1], 9).labels.view(12, 12), labels[0])
     with pytest.raises(InputError):
         superpixels(image, 1)
+
+
+def test_groups_are_given_as_lists_too() -> None:
+    nested = Space.column_groups([[0, 3], [2], [1]], ["a", "b", "c"])
+    assert torch.equal(nested.labels, Space.column_groups([0, 2, 1, 0]).labels)
+    assert nested.names == ("a", "b", "c")

@@ -94,6 +94,20 @@ def test_degrade_really_mixes_and_repeats_differ() -> None:
         degrade(maps, 1.5, KEY)
 
 
+def test_noise_is_mixed_in_by_the_ratio() -> None:
+    maps = explanation_of(torch.arange(40.0).expand(200, -1).clone())
+    mixed = {ratio: degrade(maps, ratio, KEY, how="noise") for ratio in RATIOS}
+    assert torch.equal(mixed[0.0].values, maps.values)
+    unit = maps.values.double() / maps.values.double().square().mean(-1, keepdim=True).sqrt()
+    for ratio in RATIOS[1:]:
+        wanted = (1 - ratio) * unit + ratio * mixed[1.0].values
+        assert torch.allclose(mixed[ratio].values.double(), wanted, atol=1e-6)
+    assert abs(float(mixed[1.0].values.mean())) < 0.05
+    assert abs(float(mixed[1.0].values.std()) - 1) < 0.05
+    again = degrade(maps.take(slice(7, 9)), 0.4, KEY, how="noise")
+    assert torch.equal(again.values, mixed[0.4].values[7:9])
+
+
 def test_ties_move_with_their_places_in_the_ranking() -> None:
     maps = explanation_of(torch.tensor([[0.0, 0.0, 0.0, 1.0, 1.0]])).inverted()
     found = degrade(maps, 1.0, KEY)

@@ -255,7 +255,8 @@ def test_text_leaves_pads_alone_and_asks_for_the_features_of_padded_series(tmp_p
 
 def test_zero_padded_series_tell_which_steps_training_rows_have(tmp_path: Path) -> None:
     task = vd.tasks.load("japanese_vowels_cnn", samples=8)
-    assert task.train is not None and task.train_side is not None
+    assert task.train is not None
+    assert task.train_side is not None
     rows = training_rows(task)
     (lengths,) = task.train_side
     assert torch.equal(rows.space.counts(len(task.train)), lengths)

@@ -1,5 +1,6 @@
 """Degradation, correlations, and the ranking study."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +222,17 @@ def test_curves_and_picture_show_all_falls(studied) -> None:
     first = frame.iloc[0]
     assert first["fall"] == pytest.approx(float(study.falls["Fid"]["plus"][:, 0, 0].mean()))
     assert len(study.plot().axes) == 4
+
+
+def test_noise_gives_an_order_too_and_plain_data_hold_all(studied) -> None:
+    task, _, _ = studied
+    metrics = {"R": RFid(draws=2, alpha=1.0, alpha_minus=0.5)}
+    study = ranking_study(task, true_maps(task), metrics=metrics, repeats=2, degradation="noise")
+    assert study.agreements["R"].macro["MoRF vs GT"][0] < -0.8
+    data = json.loads(json.dumps(study.to_json()))
+    assert data["settings"]["degradation"] == "noise"
+    assert len(data["falls"]) == len(study.curves())
+    assert data["correlations"][0]["macro"] == pytest.approx(study.to_frame()["macro"][0])
 
 
 # --- maps that are not there, or for another class --------------------------------------------------------

@@ -117,6 +117,16 @@ def test_fid_is_rfid_with_everything_removed() -> None:
         assert torch.equal(plain.values, whole.values)
 
 
+def test_both_signs_may_remove_shares_of_their_own() -> None:
+    task = linear_task()
+    maps, key = vd.explain("gradient", task), Key(4)
+    both = RFid(draws=3, alpha=0.9, alpha_minus=0.2).falls(task, maps, task.targets, SIGNS, key)
+    for sign, alpha in (("plus", 0.9), ("minus", 0.2)):
+        alone = RFid(sign, draws=3, alpha=alpha).falls(task, maps, task.targets, SIGNS, key)[sign]
+        assert torch.equal(both[sign].counts, alone.counts)
+        assert torch.allclose(both[sign].probability, alone.probability, atol=1e-8, equal_nan=True)
+
+
 def test_labels_judge_where_there_are_labels_and_wrong_answers_can_score_below_zero() -> None:
     task = linear_task(samples=30)
     wrong = (task.predictions + 1) % 3

@@ -182,7 +182,9 @@ def test_values_matter_where_a_metric_reads_them() -> None:
 def test_negated_inverse_differs_only_where_values_are_read(small: vd.Task) -> None:
     e = vd.explain("integrated_gradients", small)
     key = vd.core.Key(3)
-    ranks = [vd.qge.QGE("pixel_flipping", inverse=how)(small, e, key).values for how in ("reversed", "negated")]
+    ranks = [
+        vd.qge.QGE("pixel_flipping", inverse=how)(small, e, key).values for how in ("reversed", "negated")
+    ]
     assert torch.equal(*ranks)
     # a correlation changes its sign with the values, so the gap is twice the score
     inner = vd.score("faithfulness_correlation", small, e, seed=3).values

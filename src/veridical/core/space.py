@@ -192,8 +192,15 @@ class Space:
         return cls("column", (count,), count, torch.arange(count), names=_names(names, count))
 
     @classmethod
-    def column_groups(cls, groups: Sequence[int] | Tensor, names: Sequence[str] | None = None) -> Space:
-        """One feature per group of columns (the one-hot columns of a category): an index for each column."""
+    def column_groups(
+        cls, groups: Sequence[int] | Sequence[Sequence[int]] | Tensor, names: Sequence[str] | None = None
+    ) -> Space:
+        """One feature per group of columns (the one-hot columns of a category): an index for each column.
+
+        `[[0, 1], [2]]`, a list of the columns of each group, says the same as `[0, 0, 1]`.
+        """
+        if not isinstance(groups, Tensor) and len(groups) and isinstance(groups[0], Sequence):
+            return cls.column_groups(_group_of_each(groups), names)
         try:
             labels = torch.as_tensor(groups).to(torch.int64)
         except (TypeError, ValueError) as error:
@@ -390,6 +397,18 @@ def _volume(shape: Sequence[int]) -> tuple[int, ...]:
     if len(shape) != 4:
         raise ShapeError(f"a volume is (channels, depth, height, width), got {tuple(shape)}")
     return tuple(int(side) for side in shape)
+
+
+def _group_of_each(groups: Sequence[Any]) -> list[int]:
+    """The number of its group for each column, from the columns of each group."""
+    if not all(isinstance(group, Sequence) for group in groups):
+        raise InputError(
+            f"groups are lists of columns, or the number of its group for each; got {groups!r:.80}"
+        )
+    pairs = sorted((column, number) for number, group in enumerate(groups) for column in group)
+    if [column for column, _ in pairs] != list(range(len(pairs))):
+        raise InputError(f"groups hold every column once, 0 to {len(pairs) - 1}; got {groups!r:.80}")
+    return [number for _, number in pairs]
 
 
 def _names(names: Sequence[str] | None, count: int) -> tuple[str, ...] | None:

@@ -7,7 +7,7 @@ itself; what a transform draws has a key of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 # --- functions on explanations --------------------------------------------------------------------------
+
+
+Degradation = Literal["permuted", "noise"]
 
 
 def top_k(explanation: Explanation, k: int, absolute: bool = False) -> Explanation:
@@ -61,22 +64,28 @@ def top_k(explanation: Explanation, k: int, absolute: bool = False) -> Explanati
     return explanation.with_values(values, f"top {k} of {explanation.explainer}")
 
 
-def degrade(explanation: Explanation, ratio: float, key: Key, repeat: int = 0) -> Explanation:
-    """Permute the scores of a share of the features among themselves (F-Fidelity's ranking study).
+def degrade(
+    explanation: Explanation, ratio: float, key: Key, repeat: int = 0, how: Degradation = "permuted"
+) -> Explanation:
+    """Make maps worse by a known amount (F-Fidelity's ranking study).
 
-    One keyed order of the n features a (sample, repeat) serves all ratios: ratio r permutes the scores of its
-    first round(r * n), so what a larger ratio touches includes what a smaller one did.
+    "permuted" permutes the scores of a share of the features among themselves. One keyed order of the n
+    features a (sample, repeat) serves all ratios: ratio r permutes the scores of its first round(r * n), so
+    what a larger ratio touches includes what a smaller one did. "noise" is
+    `(1 - r) * map / rms(map) + r * standard normal noise`, where the noise is the same for all ratios.
 
     Parameters
     ----------
     explanation : Explanation
         The maps.
     ratio : float
-        Share of the features, from 0 to 1.
+        Share of the features, or of the noise, from 0 to 1.
     key : Key
         Decides the draw.
     repeat : int
         Which of the independent draws to take.
+    how : {"permuted", "noise"}
+        What is done to the maps.
 
     Returns
     -------
@@ -91,13 +100,21 @@ def degrade(explanation: Explanation, ratio: float, key: Key, repeat: int = 0) -
     if not 0 <= ratio <= 1:
         raise InputError(f"a ratio lies between 0 and 1, got {ratio}")
     size = explanation.space.n_features
+    name = f"{explanation.explainer} degraded by {ratio:g}"
+    if how == "noise":
+        whole = explanation.normalised().values.double()
+        noise = keyed.normal(key / "noise", explanation.draw_ids, repeat, size, whole.dtype)
+        mixed = (1 - ratio) * whole + ratio * noise
+        if explanation.valid is not None:
+            mixed = mixed.masked_fill(~explanation.valid, 0.0)
+        return explanation if not ratio else explanation.with_values(mixed, name)
     counts = explanation.space.counts(len(explanation)).to(explanation.values.device)
     touched = torch.floor(ratio * counts.double() + 0.5 + 1e-9).to(torch.int64)
     order = keyed.permutation(key / "positions", explanation.draw_ids, repeat, size, explanation.valid)
     first = torch.arange(size, device=order.device)[None] < touched[:, None]
     mixed = keyed.permutation(key / "scores", explanation.draw_ids, repeat, size, first)
     sources = torch.empty_like(order).scatter_(-1, order, order.gather(-1, mixed))
-    return _moved(explanation, sources, f"{explanation.explainer} degraded by {ratio:g}")
+    return _moved(explanation, sources, name)
 
 
 def shuffle(explanation: Explanation, key: Key) -> Explanation:
@@ -230,6 +247,8 @@ class Degraded(Transform):
     """Share of the scores that is permuted, from 0 to 1."""
     repeat: Index = 0
     """Which of the independent draws to take, counted from 0."""
+    how: Degradation = "permuted"
+    """What is done: scores are "permuted", or mixed with "noise"."""
     kind: ClassVar[str] = "degraded"
 
     @property
@@ -241,7 +260,7 @@ class Degraded(Transform):
         return self.ratio > 0 or self.explainer.stochastic
 
     def transform(self, explanation: Explanation, key: Key) -> Explanation:
-        return degrade(explanation, self.ratio, key, self.repeat)
+        return degrade(explanation, self.ratio, key, self.repeat, self.how)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def measure(
     truth: Tensor,
     *,
     levels: Sequence[float],
-    alpha: float = 0.5,
+    alpha: float | Mapping[Sign, float] = 0.5,
     beta: float | None = None,
     draws: int = 50,
     signs: Sequence[Sign] = SIGNS,
@@ -108,7 +108,7 @@ def measure(
         The right answer of each sample.
     levels : sequence of float
         Explanation sizes, as shares of the features.
-    alpha : float
+    alpha : float or mapping of sign to float
         Share of the explanation (or of the rest) that is removed.
     beta : float, optional
         Caps the counts at floor(beta * n); None leaves them uncapped.
@@ -131,15 +131,18 @@ def measure(
     levels, memo = evaluated_sizes(task, levels), memo or Memo()
     n = task.space.counts(len(task)).to(task.device)
     sizes, cap = explanation_sizes(n, levels), None if beta is None else budget(n, beta)
+    share = alpha if isinstance(alpha, Mapping) else dict.fromkeys(signs, alpha)
     # a single feature cannot be split into an explanation and the rest
     counts = {
-        sign: removal_counts(sizes, n, sign, alpha, cap).masked_fill(n[:, None] < 2, 0) for sign in signs
+        sign: removal_counts(sizes, n, sign, share[sign], cap).masked_fill(n[:, None] < 2, 0)
+        for sign in signs
     }
     first, behind = torch.zeros_like(sizes), n[:, None].expand_as(sizes)
     ends = [(first, sizes) if sign == "plus" else (sizes, behind) for sign in signs]
     edges = torch.cat([torch.stack(pair) for pair in ends], -1)
     parts = torch.cat([*counts.values()], -1)
-    ranks, whole = explanation.descending_ranks.to(task.device), alpha == 1 and beta is None
+    ranks = explanation.descending_ranks.to(task.device)
+    whole = beta is None and all(share[sign] == 1 for sign in signs)
     rule = Removals(key / "removal", task.draw_ids, ranks, edges, parts, draws, bernoulli, whole)
     once = torch.ones_like(sizes, dtype=torch.bool)
     if task.space.valid is not None:

@@ -182,6 +182,8 @@ class RFid(Fidelity):
 
     alpha: PartOf = 0.5
     """Share of the explanation (or of the rest) that is removed."""
+    alpha_minus: PartOf | None = None
+    """Share of the rest that is removed, where it is another one."""
     draws: Count = 50
     """Random parts drawn per sample and size."""
     bernoulli: bool = False
@@ -194,7 +196,9 @@ class RFid(Fidelity):
 
     @property
     def removal(self) -> Mapping[str, Any]:
-        return {"alpha": self.alpha, "beta": None, "draws": self.draws, "bernoulli": self.bernoulli}
+        rest = self.alpha if self.alpha_minus is None else self.alpha_minus
+        share = {"plus": self.alpha, "minus": rest}
+        return {"alpha": share, "beta": None, "draws": self.draws, "bernoulli": self.bernoulli}
 
 
 @register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from veridical.core.key import Key
 from veridical.core.progress import track
 from veridical.core.settings import checked
 from veridical.errors import InputError
-from veridical.explainers.transforms import degrade
+from veridical.explainers.transforms import Degradation, degrade
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.correctness import Reference, refuse_chance, studied_maps
 from veridical.fidelity.falls import area_over_sizes, evaluated_sizes
@@ -164,6 +165,18 @@ class RankingStudy:
                 rows.append(row | {"resolvable": self.resolves(name, pair)})
         return pd.DataFrame(rows)
 
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data: falls, correlations, ranks and settings; None where there is no value."""
+        frames = {"correlations": self.to_frame(), "falls": self.curves()}
+        return {
+            "explainer": self.explainer,
+            "samples": self.rows,
+            "ratios": list(self.ratios),
+            "sizes": {name: list(sizes) for name, sizes in self.sizes.items()},
+            **{name: json.loads(frame.to_json(orient="records")) for name, frame in frames.items()},
+            "settings": dict(self.notes),
+        }
+
     def curves(self) -> pd.DataFrame:
         """One row per metric, sign, ratio and size: the mean fall over repeats (Tables 14-23)."""
         import pandas as pd
@@ -240,6 +253,7 @@ def ranking_study(
     sizes: Sequence[Between] | None = None,
     ratios: Sequence[Share] = RATIOS,
     repeats: Count = 5,
+    degradation: Degradation = "permuted",
     variant: Variant | None = None,
     reference: Reference | None = None,
     seed: int = 0,
@@ -266,9 +280,11 @@ def ranking_study(
     beta, draws, sizes : float, int, sequence of float, optional
         Settings of the default metrics, 0.1, 50 and 5% to 95% by 5% as they are.
     ratios : sequence of float
-        Shares of the features whose scores are permuted: at least three, ascending.
+        Shares of the features whose scores are permuted, or of the noise: at least three, ascending.
     repeats : int
         How often the degradation is drawn.
+    degradation : {"permuted", "noise"}
+        Whether scores are permuted among themselves, or mixed with noise.
     variant : {"indicator", "probability"}, optional
         What falls, under every metric; None leaves each its own.
     reference : {"label", "prediction"}, optional
@@ -312,7 +328,7 @@ def ranking_study(
         [
             whole
             if ratio == 0
-            else falls_of(metrics, judged, degrade(base, ratio, key, repeat), truth, Key(seed))
+            else falls_of(metrics, judged, degrade(base, ratio, key, repeat, degradation), truth, Key(seed))
             for ratio in ratios
         ]
         for repeat in track(range(repeats), "ranking study", progress)
@@ -327,6 +343,7 @@ def ranking_study(
     notes = {
         "metrics": {name: metric.to_json() for name, metric in metrics.items()},
         "repeats": repeats,
+        "degradation": degradation,
         "remarks": (*about.notes, *dict.fromkeys(flags)),
     }
     return summarised(per_sample, levels, tuple(ratios), base.explainer, len(judged), notes)

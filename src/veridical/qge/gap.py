@@ -205,7 +205,9 @@ class MethodGap(_Gap, ExplainerMetric):
         own, other = self.keys(context.key)
         return self.gap(
             self.metric.evaluate(task, explainer, context.with_key(own)),
-            self.metric.evaluate(task, Inverted(explainer, self.inverse == "negated"), context.with_key(other)),
+            self.metric.evaluate(
+                task, Inverted(explainer, self.inverse == "negated"), context.with_key(other)
+            ),
         )
 
 
