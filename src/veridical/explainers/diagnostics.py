@@ -13,6 +13,7 @@ from veridical.core.key import Key
 from veridical.errors import VeridicalWarning
 from veridical.functional import has_spread
 from veridical.models.context import Context
+from veridical.perturb.masked_task import MaskedTask
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given
 from veridical.values.task import Task
@@ -132,7 +133,7 @@ def difference_from_empty(task: Task, key: Key) -> Tensor:
 
 
 def record_split_half(
-    context: Context, task: Task, draws: int, fit: Callable[[int], Tensor], some: slice = slice(None)
+    context: Context, task: MaskedTask, draws: int, fit: Callable[[int], Tensor], some: slice = slice(None)
 ) -> None:
     """Record how far the maps `fit(0)` and `fit(1)` of every second draw agree, where the context reads it.
 

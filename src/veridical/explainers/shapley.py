@@ -20,7 +20,8 @@ from veridical.explainers.diagnostics import difference_from_empty, record_split
 from veridical.explainers.occlusion import FitsCells, MaskingExplainer, SharesOut, mask_pieces, responses_to
 from veridical.explainers.surrogates import least_squares, sample_blocks
 from veridical.models.context import Context
-from veridical.perturb.rules import AllSubsets, Given
+from veridical.perturb.mask_bank import Bank, banks, most_of_every
+from veridical.perturb.rules import AllSubsets
 from veridical.perturb.subset_table import FEW, places_of
 from veridical.values.task import Task
 
@@ -207,74 +208,42 @@ class KernelShap(FitsCells, SharesOut):
         return self.join
 
     def _draws_on(self, task: Task) -> bool:
-        most, valid = self._enumerable, task.space.valid
+        most, valid = most_of_every(self.budget), task.space.valid
         return task.fill.follows_seed(task) or (
             self.unknowns(task) > most and (valid is None or bool((valid.sum(-1) > most).any()))
         )
 
-    @property
-    def _enumerable(self) -> int:
-        """The most features whose 2^D sets fit the budget (the set of all is the input itself)."""
-        return (self.budget + 1).bit_length() - 1
-
     def rows_per_sample(self, task: Task) -> int:
         unknowns = self.unknowns(task)
-        return self.budget if unknowns > self._enumerable else 2**unknowns
+        return self.budget if unknowns > most_of_every(self.budget) else 2**unknowns
 
     def masks(self, task: Task) -> Tensor:
         counts = task.space.counts(len(task)).clamp(max=self.unknowns(task))
         drawn = torch.full_like(counts, 2 * ((self.budget - 1) // 2) + 1)
-        return torch.where(counts <= self._enumerable, 2**counts - 1, drawn)
+        return torch.where(counts <= most_of_every(self.budget), 2**counts - 1, drawn)
 
     def fitted(self, task: Task, context: Context) -> Tensor:
-        features = task.space.n_features
-        if task.space.valid is None:
-            return self._values(task, context, features)
-        # samples with few features are enumerated and others sampled: one probe for each kind
-        counts = task.space.valid.sum(-1)
-        kinds = counts.clamp(max=self._enumerable + 1)
-        task.outputs  # noqa: B018 (evaluated once here, so that the parts below share it)
-        out = torch.zeros(len(task), features, dtype=task.outputs.dtype, device=task.device)
-        for kind in kinds.unique().tolist():
-            index = (kinds == kind).nonzero()[:, 0]
-            out[index] = self._values(task[index], context, kind)
+        out = torch.zeros(len(task), task.space.n_features, dtype=task.outputs.dtype, device=task.device)
+        for bank in banks(task, context.with_key(context.key.parent), self.budget):
+            out[bank.rows] = self._values(bank, context).to(out.dtype)
         return out
 
-    def _values(self, task: Task, context: Context, features: int) -> Tensor:
-        """The values of samples that all have `features` features, or all too many to enumerate."""
-        given = task.space.valid
-        everything = torch.ones(len(task), task.space.n_features, dtype=torch.bool, device=task.device)
-        valid = everything if given is None else given
-        there = valid.sum(-1, keepdim=True)
-        exact = features <= self._enumerable
-        if exact:
-            pairs, places = 2 ** (features - 1) - 1, torch.where(valid, valid.cumsum(-1) - 1, -1)
-            rule = AllSubsets(places, pairs)
-            chosen = rule.removed(slice(0, len(task)), slice(0, pairs))
-        else:
-            pairs = (self.budget - 1) // 2
-            sizes = _spread_sizes(context.key / "sizes", task.draw_ids, pairs, there, task.space.n_features)
-            draws = torch.arange(pairs, device=task.device)
-            chosen = keyed.subsets(
-                context.key / "sets", task.draw_ids, draws, task.space.n_features, sizes[..., None], given
-            )
-        # all features first, then each set and what it leaves
-        kept = valid[:, None] & ~chosen
-        both = torch.stack([chosen, kept], 2).flatten(1, 2)
-        masks = Given(torch.cat([valid[:, None], both], 1))
-        responses = responses_to(task, masks, self.fill_key(context.key), context)
+    def _values(self, bank: Bank, context: Context) -> Tensor:
+        """The values of the samples of a bank."""
+        responses, (samples, count, width) = bank.responses, bank.masks.shape
+        valid, sets, kept = bank.masks[:, 1], bank.masks[:, 2::2], bank.masks[:, 3::2]
+        pairs = sets.shape[1]
         total = responses[:, :1] - responses[:, 1:2]
-        out = (total / there) * valid
-        elements = pairs * task.space.n_features
-        for some in sample_blocks(len(task), elements, task.device) if pairs else ():
-            weights = self._weights(chosen[some], features) if exact else None
+        out = (total / valid.sum(-1, keepdim=True)) * valid
+        for some in sample_blocks(samples, pairs * width, out.device) if pairs else ():
+            weights = self._weights(sets[some], count.bit_length() - 1) if bank.every else None
             of_pairs = responses[some, 2:].unflatten(-1, (-1, 2))
             out[some] += _deviations(kept[some], of_pairs, total[some], valid[some], weights)
-            if not exact:
+            if not bank.every:
                 # sizes run evenly from the smallest to the largest, so that every second set has them all
                 half = partial(_half_fit, kept[some], of_pairs, total[some], valid[some])
-                record_split_half(context, task, pairs, half, some)
-        return out.to(task.outputs.dtype)
+                record_split_half(context, bank.task, pairs, half, some)
+        return out
 
     @staticmethod
     def _weights(removed: Tensor, features: int) -> Tensor:
@@ -282,18 +251,6 @@ class KernelShap(FitsCells, SharesOut):
             (features - 1) / (comb(features, s) * s * (features - s)) for s in range(1, features)
         ]
         return torch.tensor(kernel, dtype=torch.float64, device=removed.device)[removed.sum(-1)]
-
-
-def _spread_sizes(key: Key, ids: Tensor, pairs: int, there: Tensor, longest: int) -> Tensor:
-    """(N, pairs) set sizes with P(s) proportional to 1 / (s (D - s)), even over their cumulative mass."""
-    size = torch.arange(1, longest, device=ids.device)
-    rest = there - size
-    mass = torch.where(rest > 0, 1.0 / (size * rest.clamp(min=1)).double(), 0.0)
-    ends = (mass.cumsum(-1) / mass.sum(-1, keepdim=True)).contiguous()
-    offset = keyed.uniform(key, ids, 0, 1, torch.float64)
-    at = (torch.arange(pairs, device=ids.device) + offset) / pairs
-    found = 1 + torch.searchsorted(ends, at.contiguous(), right=True)
-    return torch.minimum(found, there - 1)
 
 
 def _half_fit(kept: Tensor, responses: Tensor, total: Tensor, valid: Tensor, half: int) -> Tensor:

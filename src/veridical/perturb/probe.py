@@ -7,7 +7,7 @@ never all there at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -19,7 +19,7 @@ from veridical.functional import round_to_grid
 from veridical.models.context import Memo
 from veridical.models.output_heads import Response
 from veridical.models.predictor import check_finite, repeat_side, take_side
-from veridical.perturb import subset_table
+from veridical.perturb import kept_outputs, subset_table
 from veridical.perturb.fills import Backgrounds, Fill
 from veridical.perturb.masked_task import MaskedTask
 from veridical.perturb.rules import MaskRule, is_signed, rows_of
@@ -36,6 +36,7 @@ def probe(
     all_outputs: bool = False,
     predictions: bool = False,
     memo: Memo | None = None,
+    kept: Hashable = None,
 ) -> Tensor:
     """Evaluate every mask: responses (N, M) of the explained output, in float64.
 
@@ -43,7 +44,8 @@ def probe(
     grid within which equal inputs tie, and masks that remove only features equal to their fill respond
     exactly alike. `all_outputs` gives (N, M, C) instead, unrounded; with `predictions` (N, M, 2C), behind the
     responses how often, over the rows of the fill, each output is the one predicted. Probes with the same
-    `memo` evaluate each set of removed features once where samples have few.
+    `memo` evaluate each set of removed features once where samples have few, and of any number of
+    features the masks that both have `kept` under one name.
 
     Parameters
     ----------
@@ -65,6 +67,9 @@ def probe(
         With `all_outputs`: how often each output is the predicted one.
     memo : Memo, optional
         What the call has computed so far.
+    kept : hashable, optional
+        What decides the masks of a sample besides its features, such as a key: the outputs under them are
+        then kept in the memo, for every output that may be explained. Not for masks that follow a map.
 
     Returns
     -------
@@ -82,14 +87,21 @@ def probe(
     few = signature = same = None
     if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
         few = subset_table.has_few(task, behind.fill)
+    keeps = kept is not None and not predictions and kept_outputs.may_keep(behind.fill)
+    parts = _parts(task, rule, few) if few is not None or keeps else ()
+    if len(parts) > 1:
+        again = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean, kept=kept)
+        again = partial(again, all_outputs=all_outputs, predictions=predictions, memo=memo or Memo())
+        return _in_parts(task, rule, parts, again)
     if few is not None:
-        at_once = max(1, subset_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
-        if len(task.inputs) > at_once or (task.space.valid is not None and not bool(few.all())):
-            again = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean)
-            again = partial(again, all_outputs=all_outputs, predictions=predictions, memo=memo or Memo())
-            cut = [*few.nonzero()[:, 0].split(at_once), *(~few).nonzero()[:, 0].split(at_once)]
-            return _in_parts(task, rule, cut, again)
         evaluated = _from_table(task, rule, behind, response, all_outputs, predictions, memo or Memo())
+    elif keeps:
+        drawn = behind.fill.draw_of(behind.key) if behind.fill.follows_seed(task) else None
+        name = (kept, response, behind.fill, drawn)
+        every = partial(_every_output, response=response, fill=behind.fill, key=key)
+        evaluated = kept_outputs.outputs_under(task, rule, name, memo or Memo(), every)
+        if not all_outputs:
+            evaluated = evaluated.gather(2, task.targets.view(-1, 1, 1).expand(-1, rule.count, 1))[..., 0]
     else:
         matters = None if all_outputs else behind.matters()
         signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
@@ -120,12 +132,25 @@ def _all_with_clean(
     return evaluated.double()
 
 
+def _parts(task: MaskedTask, rule: MaskRule, few: Tensor | None) -> Sequence[Tensor]:
+    """The samples whose outputs are kept together: as many as fit the memory, `few` features apart."""
+    bytes_each = (8 if few is None else 32 * 3) * task.n_outputs * rule.count
+    at_once = max(1, subset_table.KEPT_BYTES // bytes_each)
+    if few is None or task.space.valid is None:
+        return torch.arange(len(task.inputs), device=task.inputs.device).split(at_once)
+    parts = [*few.nonzero()[:, 0].split(at_once), *(~few).nonzero()[:, 0].split(at_once)]
+    return [rows for rows in parts if len(rows)]
+
+
 def _in_parts(
-    task: MaskedTask, rule: MaskRule, parts: list[Tensor], evaluate: Callable[[MaskedTask, MaskRule], Tensor]
+    task: MaskedTask,
+    rule: MaskRule,
+    parts: Sequence[Tensor],
+    evaluate: Callable[[MaskedTask, MaskRule], Tensor],
 ) -> Tensor:
     """The responses of some samples at a time, as those of all."""
     out: Tensor | None = None
-    for rows in filter(len, parts):
+    for rows in parts:
         part = evaluate(task[rows], rows_of(rule, rows, len(task.inputs)))
         out = part.new_empty(len(task.inputs), *part.shape[1:]) if out is None else out
         out[rows] = part
@@ -149,6 +174,16 @@ def _from_table(
         return values[place, which, task.targets[:, None]]
     evaluated = values[place, which]
     return torch.cat([evaluated, values[place, subset_table.PREDICTED]], -1) if predictions else evaluated
+
+
+def _every_output(task: MaskedTask, rule: MaskRule, response: Response, fill: Fill, key: Key) -> Tensor:
+    """The responses of all outputs (N, M, C); a mask that changes nothing leaves them as they are."""
+    behind = Backgrounds(task, fill, key)
+    evaluated, same = _evaluate(task, rule, behind, response, True, False, behind.matters())
+    if same is None:
+        return evaluated
+    own = task.respond(task.outputs, response).to(evaluated.dtype)
+    return torch.where(same[..., None], own[:, None], evaluated)
 
 
 def _tie(evaluated: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
@@ -212,7 +247,8 @@ def _evaluate(
             values = values.reshape(count, across, repeats, -1)
             if targets is not None:
                 values = values.gather(3, targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1))
-            values = values.mean(2) if repeats > 1 else values[:, :, 0]
+            # each output's rows lie together, so that its mean is the same among others as alone
+            values = values.mT.contiguous().mean(-1) if repeats > 1 else values[:, :, 0]
             if across == masks:
                 found.append(values)
                 continue

@@ -51,7 +51,7 @@ class SubsetTable:
 
     def rows(self, task: MaskedTask, memo: Memo) -> Tensor:
         """The number of each sample (N,), by its content: noisy copies of an input share its id."""
-        made = memo.once(task, "content of samples", lambda: _contents(task).tolist())
+        made = memo.once(task, "content of samples", lambda: contents_of(task).tolist())
         return torch.tensor(
             [self.samples.setdefault(i, len(self.samples)) for i in made], device=task.inputs.device
         )
@@ -79,10 +79,10 @@ class SubsetTable:
         self.held = keys[order], outputs[order]
 
 
-def _contents(task: MaskedTask) -> Tensor:
-    """64 bits for each sample's id, input, side inputs and features (N,)."""
+def contents_of(task: MaskedTask) -> Tensor:
+    """64 bits for each sample's id, draws, input, side inputs and features (N,)."""
     side = task.side.values() if isinstance(task.side, dict) else task.side
-    mixed, space = keyed.content_ids(task.ids[:, None]), task.space
+    mixed, space = keyed.content_ids(torch.stack([task.ids, task.draw_ids], -1)), task.space
     labels = space.labels if space.per_sample else space.labels[None].expand(len(task), *space.labels.shape)
     valid = () if space.valid is None else (space.valid,)
     for part in (task.inputs, *side, labels, *valid):
