@@ -120,6 +120,9 @@ def write_product_reviews(folder: Path) -> None:
 Making = tuple[Callable[[], nn.Module], Callable[[], Data], Recipe]
 RECIPES = {
     "digits": Recipe(30, rate=3e-3, decay=1e-3),
+    "colour_digits_cnn": Recipe(40, rate=5e-3, batch=32, decay=1e-3),
+    "colour_digits_vit": Recipe(60, rate=2e-3, batch=32, decay=1e-1),
+    "colour_digits_slant": Recipe(40, rate=5e-3, batch=32, decay=1e-3, loss="squared"),
     "breast_cancer": Recipe(40, rate=3e-3, decay=1e-2),
     "breast_cancer_logistic": Recipe(60, rate=1e-2, decay=1e-1),
     "wine": Recipe(60, rate=3e-3, decay=1e-2),
@@ -142,7 +145,7 @@ MAKINGS: dict[str, Making] = {
     **{
         f"colour_digits_{round(100 * share)}": (
             ColourCNN,
-            partial(known_answers.colour_digit_data, share),
+            partial(embedded.colour_digit_data, share),
             COLOUR_RECIPE,
         )
         for share in known_answers.SHARES

@@ -53,6 +53,12 @@ class Head:
         object.__setattr__(self, "weight", weight)
         object.__setattr__(self, "bias", bias)
 
+    def __repr__(self) -> str:
+        outputs, size = self.weight.shape
+        return f"Head: {outputs} outputs ({self.kind}) of {size} values" + f", layer '{self.layer}'" * bool(
+            self.layer
+        )
+
     @property
     def n_outputs(self) -> int:
         return len(self.weight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,23 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.space import Space
 from veridical.data.files import package_file
 from veridical.data.images import read_image
-from veridical.data.networks import DigitsCNN, LeNet, SeriesCNN, SeriesLSTM, TextCNN, mlp
+from veridical.data.networks import (
+    DigitsCNN,
+    ImageTransformer,
+    LeNet,
+    PooledCNN,
+    SeriesCNN,
+    SeriesLSTM,
+    TextCNN,
+    mlp,
+)
 from veridical.data.reviews import product_reviews
 from veridical.data.rows import Data, assemble, pick, split, stored
 from veridical.errors import FormatError
@@ -28,6 +40,11 @@ def shipped(samples: int | None, seed: int, name: str, **extra: Any) -> Task:
     """The task of a shipped model whose data need no further word."""
     network, data = SHIPPED[name]
     return assemble(stored(name, network()), data(), name, samples, seed, **extra)
+
+
+SIDE = 28
+COLOURS = ((1.0, 0.3, 0.3), (0.3, 1.0, 0.3), (0.4, 0.4, 1.0), (1.0, 1.0, 0.3))
+BACKGROUND = 0.15
 
 
 # --- the data -------------------------------------------------------------------------------------------
@@ -70,14 +87,66 @@ def mnist5k_data() -> Data:
     return Data(images, table[:, -1], *split(len(images), 0.2, Key(0) / "mnist5k"))
 
 
+def colour_digit_data(share: float) -> Data:
+    """Digits as flat coloured shapes that cover exactly round(share * 784) of 28 x 28 pixels.
+
+    The shape is the brightest part of the enlarged digit; its colour says nothing about the class. The
+    background is dim noise, so that removing it changes the input but not what there is to recognise.
+    """
+    source = digits_data()
+    count = len(source.rows)
+    size = round(share * SIDE * SIDE)
+    large = F.interpolate(source.rows, (SIDE, SIDE), mode="bicubic", align_corners=False).flatten(1)
+    order = large.double().argsort(dim=1, descending=True, stable=True)
+    shape = torch.zeros(count, SIDE * SIDE, dtype=torch.bool).scatter(1, order[:, :size], True)
+    shape = shape.reshape(count, 1, SIDE, SIDE)
+    ids = torch.arange(count)
+    key = Key(0) / "colour digits"
+    paint = torch.tensor(COLOURS)[keyed.integers(key / "colour", ids, 0, 1, len(COLOURS))[:, 0]]
+    noise = keyed.uniform(key / "background", ids, 0, 3 * SIDE * SIDE).reshape(count, 3, SIDE, SIDE)
+    rows = torch.where(shape, paint[:, :, None, None], BACKGROUND * noise)
+    return Data(rows, source.labels, source.train, source.test, masks=shape)
+
+
+def slanted_data() -> Data:
+    """Coloured digits and how slanted each is: its shear, horizontal per vertical pixel, standardised."""
+    data = colour_digit_data(0.2)
+    assert data.masks is not None
+    weight = data.masks[:, 0].double() / data.masks[:, 0].sum((-1, -2), keepdim=True)
+    place = torch.arange(SIDE, dtype=torch.float64)
+    down, across = (place - (weight.sum(axis) * place).sum(-1, keepdim=True) for axis in (-1, -2))
+    shared = torch.einsum("nij,ni,nj->n", weight, down, across)
+    shear = -shared / (weight.sum(-1) * down**2).sum(-1)
+    middle, spread = _standard(shear[data.train])
+    return replace(data, labels=((shear - middle) / spread).float())
+
+
 # --- the tasks ------------------------------------------------------------------------------------------
 
 
-digits, breast_cancer, breast_cancer_logistic, wine, wine_logistic, mnist5k = (
-    partial(shipped, name=name)
-    for name in ("digits", "breast_cancer", "breast_cancer_logistic", "wine", "wine_logistic", "mnist5k")
+CLASSIFIERS = (
+    "digits",
+    "colour_digits_cnn",
+    "colour_digits_vit",
+    "breast_cancer",
+    "breast_cancer_logistic",
+    "wine",
+    "wine_logistic",
+    "mnist5k",
 )
-diabetes = partial(shipped, name="diabetes", head="regression")
+(
+    digits,
+    colour_digits_cnn,
+    colour_digits_vit,
+    breast_cancer,
+    breast_cancer_logistic,
+    wine,
+    wine_logistic,
+    mnist5k,
+) = (partial(shipped, name=name) for name in CLASSIFIERS)
+diabetes, colour_digits_slant = (
+    partial(shipped, name=name, head="regression") for name in ("diabetes", "colour_digits_slant")
+)
 
 
 def reviews(samples: int | None, seed: int) -> Task:
@@ -93,6 +162,9 @@ _cancer, _wine, _diabetes = (partial(table_data, table) for table in ("breast_ca
 
 SHIPPED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Data]]] = {
     "digits": (DigitsCNN, digits_data),
+    "colour_digits_cnn": (PooledCNN, partial(colour_digit_data, 0.2)),
+    "colour_digits_vit": (ImageTransformer, partial(colour_digit_data, 0.2)),
+    "colour_digits_slant": (partial(PooledCNN, 1), slanted_data),
     "breast_cancer": (partial(mlp, 30, 2), _cancer),
     "breast_cancer_logistic": (partial(nn.Linear, 30, 2), _cancer),
     "wine": (partial(mlp, 13, 3), _wine),

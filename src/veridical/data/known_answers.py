@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.space import Space
-from veridical.data.embedded import digits_data
+from veridical.data.embedded import colour_digit_data, digits_data
 from veridical.data.networks import ColourCNN, DigitsCNN
 from veridical.data.rows import Data, assemble, pick, split, stored
 from veridical.errors import InputError
@@ -387,31 +386,7 @@ def _word(number: int) -> str:
 
 # --- images that a small CNN learnt first -------------------------------------------------------------
 
-SIDE = 28
-COLOURS = ((1.0, 0.3, 0.3), (0.3, 1.0, 0.3), (0.4, 0.4, 1.0), (1.0, 1.0, 0.3))
-BACKGROUND = 0.15
 SHARES = (0.10, 0.15, 0.20, 0.25)
-
-
-def colour_digit_data(share: float) -> Data:
-    """Digits as flat coloured shapes that cover exactly round(share * 784) of 28 x 28 pixels.
-
-    The shape is the brightest part of the enlarged digit; its colour says nothing about the class. The
-    background is dim noise, so that removing it changes the input but not what there is to recognise.
-    """
-    source = digits_data()
-    count = len(source.rows)
-    size = round(share * SIDE * SIDE)
-    large = F.interpolate(source.rows, (SIDE, SIDE), mode="bicubic", align_corners=False).flatten(1)
-    order = large.double().argsort(dim=1, descending=True, stable=True)
-    shape = torch.zeros(count, SIDE * SIDE, dtype=torch.bool).scatter(1, order[:, :size], True)
-    shape = shape.reshape(count, 1, SIDE, SIDE)
-    ids = torch.arange(count)
-    key = Key(0) / "colour digits"
-    paint = torch.tensor(COLOURS)[keyed.integers(key / "colour", ids, 0, 1, len(COLOURS))[:, 0]]
-    noise = keyed.uniform(key / "background", ids, 0, 3 * SIDE * SIDE).reshape(count, 3, SIDE, SIDE)
-    rows = torch.where(shape, paint[:, :, None, None], BACKGROUND * noise)
-    return Data(rows, source.labels, source.train, source.test, masks=shape)
 
 
 def colour_digits(samples: int | None = None, seed: int = 0, share: float = 0.2) -> KnownAnswer:

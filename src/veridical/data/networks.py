@@ -75,6 +75,27 @@ class ColourCNN(nn.Sequential):
         super().__init__(layers)
 
 
+class PooledCNN(nn.Sequential):
+    """Three convolutions, the mean over the 7 x 7 places of the last map, and one linear head.
+
+    What concept methods take apart: a place of the map shows one region of a 28 x 28 colour image.
+    """
+
+    def __init__(self, outputs: int = 10) -> None:
+        layers = OrderedDict[str, nn.Module](
+            conv1=nn.Conv2d(3, 16, 5, stride=2, padding=2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            relu2=nn.ReLU(),
+            conv3=nn.Conv2d(32, 64, 3, padding=1),
+            relu3=nn.ReLU(),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            head=nn.Linear(64, outputs),
+        )
+        super().__init__(layers)
+
+
 class LeNet(nn.Sequential):
     """LeNet-5 with ReLU and max-pooling: 6-16-120-84-10, for 28 x 28 images of one channel in [0, 1]."""
 
@@ -179,6 +200,28 @@ class Block(nn.Module):
     def forward(self, x: Tensor, there: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x), there)
         return x + self.dense2(self.gelu(self.dense1(self.norm2(x))))
+
+
+class ImageTransformer(nn.Module):
+    """A small vision transformer: patches of 4 x 4, a class token, three blocks, and a linear head."""
+
+    def __init__(self, classes: int = 10, width: int = 48, blocks: int = 3, side: int = 28) -> None:
+        super().__init__()
+        count = (side // 4) ** 2
+        self.patches = nn.Conv2d(3, width, 4, stride=4)
+        self.first = nn.Embedding(1, width)
+        self.position = nn.Embedding(count + 1, width)
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.weight.expand(len(x), 1, -1), x], 1) + self.position.weight
+        there = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        for block in self.blocks:
+            x = block(x, there)
+        return self.head(self.norm(x)[:, 0])
 
 
 class TextTransformer(nn.Module):
