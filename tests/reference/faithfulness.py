@@ -156,3 +156,25 @@ def harmonic_matrix(hole):
                 else:
                     outer[k][q] += weight
     return inner, outer
+
+
+def nearest_rows(x, train, neighbours):
+    """The rows nearest to x by distances of standardised columns, equal rows left out."""
+    spread = [float(np.std(train[:, j])) or 1.0 for j in range(len(x))]
+    apart = []
+    for number, row in enumerate(train):
+        distance = sum(((row[j] - x[j]) / spread[j]) ** 2 for j in range(len(x)))
+        if any(row[j] != x[j] for j in range(len(x))):
+            apart.append((distance, number))
+    return [train[number] for _, number in sorted(apart)[:neighbours]]
+
+
+def near_removal(ask, x, e, train, neighbours=8, step=0.2):
+    order = sorted(range(len(e)), key=lambda i: -abs(e[i]))
+    changes = []
+    for row in nearest_rows(x, train, neighbours):
+        moved = x.copy()
+        for i in order:
+            moved[i] = x[i] + step * (row[i] - x[i])
+            changes.append(abs(ask(moved) - ask(x)))
+    return sum(changes) / len(changes)

@@ -1,0 +1,170 @@
+"""Is removal about the data at all? A check of the model: do masked inputs and near inputs show the same?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from veridical.core import key as keyed
+from veridical.core.key import Key
+from veridical.functional import bootstrap_interval, pearson
+from veridical.functional.responses import grid_step
+from veridical.perturb.fills import Backgrounds, Fill, Marginal
+from veridical.perturb.near_rows import STEP, near_responses, near_rows, ways, why_no_near_rows
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Given
+from veridical.values.task import Task
+
+LINE = 0.35
+"""Where the interval of the agreement lies below it, removal is not about the data."""
+MOVED_GRID_STEPS = 100
+"""How far the response must move to count as moved, in steps of the grid on which responses tie."""
+MOVED_SHARE = 0.9
+"""The share of samples in which it must."""
+MOST_FEATURES = 32
+"""Features of a sample whose effects are measured, drawn at random where there are more."""
+DRAWS = 16
+"""Random sets of removed features to which each feature is added, or from which it is taken."""
+MIN_FEATURES = 3
+"""With fewer that differ between neighbours there is nothing to correlate."""
+
+
+@dataclass(frozen=True)
+class NearData:
+    """Whether removing features says anything about a model's behaviour on its data, or why nobody knows."""
+
+    asked: bool
+    why_not: str = ""
+    agreement: float = math.nan
+    """The mean correlation of near effects and removal effects over the samples."""
+    low: float = math.nan
+    high: float = math.nan
+    about_data: bool | None = None
+    """False where the interval lies below the line: the model answers masked inputs by another rule."""
+    samples: int = 0
+    rows: int = 0
+    """Rows that the check evaluated."""
+
+    @property
+    def sentence(self) -> str:
+        """What was found, in words."""
+        if not self.asked:
+            return f"Whether removal is about the data was not checked: {self.why_not}."
+        measured = (
+            f"the features that matter near the data and those that matter under masks agree to r = "
+            f"{self.agreement:.2f} [{self.low:.2f}, {self.high:.2f}] over {self.samples} samples"
+        )
+        if self.about_data:
+            return f"Removal is about the data: {measured}."
+        return f"This model answers inputs that do not occur by another rule: {measured}."
+
+
+def check(task: Task, seed: int = 0, samples: int = 24) -> NearData:
+    """Compare what moves the response near the data with what moves it under masks.
+
+    Near effects: each feature alone goes a step towards each of the nearest reference rows; mean |response
+    change|, times how far removal takes the feature, over how far the step did. Removal effects: each feature
+    is removed by the task's fill beside random sets of others; mean |response change|. Of a model with one
+    rule both agree, exactly if it is linear; one that follows another rule on masked rows shows other
+    features there.
+
+    Parameters
+    ----------
+    task : Task
+        The model, its samples, fill and reference rows.
+    seed : int
+        Seed of the random sets, and of what a fill draws.
+    samples : int
+        Samples that are compared: the first ones.
+
+    Returns
+    -------
+    NearData
+        The agreement with its interval, or why it was not measured.
+
+    Examples
+    --------
+    >>> import veridical as vd
+    >>> from veridical.auditing import near_data
+    >>> near_data.check(vd.tasks.load("breast_cancer_logistic")).about_data
+    True
+    """
+    some, key = task[:samples], Key(seed) / "near data"
+    why = why_no_near_rows(some)
+    if why is not None:
+        return NearData(False, why)
+    before = some.predictor.meter.cost
+    features = _features(some, key)
+    # what answers in steps, as trees do, may not show a small move
+    for step in (STEP, 1.0) if some.differentiable else (1.0,):
+        near, differs, moved = _near_effects(some, features, step, key)
+        if moved >= MOVED_SHARE:
+            break
+    each = pearson(near, _removal_effects(some, features, key), where=differs)
+    each = each[torch.isfinite(each) & (differs.sum(1) >= MIN_FEATURES)]
+    rows = (some.predictor.meter.cost - before).forward
+    if moved < MOVED_SHARE:
+        why = f"the response moves in {moved:.0%} of the samples when a feature takes its neighbours' values"
+    elif len(each) < len(some) / 2:
+        why = f"in {len(some) - len(each)} of {len(some)} samples too few features differ between neighbours"
+    if why is not None:
+        return NearData(False, why, rows=rows)
+    low, high = (float(end) for end in bootstrap_interval(each, seed=seed))
+    return NearData(True, "", float(each.mean()), low, high, high >= LINE, len(each), rows)
+
+
+def _features(task: Task, key: Key) -> Tensor:
+    """Numbers (N, M) of features that exist: all, or some drawn at random."""
+    order, count = keyed.permutation(key, task.draw_ids, 0, task.space.n_features), task.space.n_features
+    if task.space.valid is not None:
+        exists = task.space.valid.gather(1, order).long()
+        order = order.gather(1, torch.argsort(exists, dim=1, descending=True, stable=True))
+        count = int(task.space.counts(len(task)).min())
+    return order[:, : min(MOST_FEATURES, count)]
+
+
+def _near_effects(task: Task, features: Tensor, step: float, key: Key) -> tuple[Tensor, Tensor, float]:
+    """Near effects (N, M), where they can be measured, and the share of samples whose response moves.
+
+    They are those of the way that removal goes: mean |response change| times that way over the step's.
+    """
+    own, near = near_responses(task, one_hot(features, task.space.n_features).bool(), step=step)
+    change = (near - own[..., None]).abs()
+    size = torch.maximum(own[:, 0].abs(), near.abs().flatten(1).amax(1))
+    least = MOVED_GRID_STEPS * grid_step(task.predictor.rounding or task.outputs.dtype) * size
+    moved = float((change.flatten(1).amax(1) > least).double().mean())
+    every = slice(0, len(task))
+    removed = torch.cat([Backgrounds(task, fill, key)(every) for fill in _fills(task)], 1)
+    way, short = (ways(task, rows).gather(1, features) for rows in (removed, near_rows(task, step)))
+    differs = (way > 0) & (short > 0)
+    return change.mean(1) * way / torch.where(differs, short, 1.0), differs, moved
+
+
+def _removal_effects(task: Task, features: Tensor, key: Key) -> Tensor:
+    """Mean |response change| (N, M) as a feature joins a random set of removed ones, or leaves it.
+
+    The sets are of all sizes alike.
+    """
+    fills, changes = _fills(task), []
+    count = task.space.n_features
+    toggled = torch.cat([torch.zeros_like(features[:, :1]) - 1, features], 1)
+    toggled = toggled[..., None] == torch.arange(count, device=task.device)
+    order = keyed.permutation(key / "sets", task.draw_ids, torch.arange(DRAWS, device=task.device), count)
+    for draw in range(DRAWS):
+        removed = order[:, draw] < (draw + 0.5) / DRAWS * count
+        rule = Given(removed[:, None] ^ toggled)
+        responses = probe(task, rule, response="logit", fill=fills[draw % len(fills)], key=key)
+        changes.append((responses[:, 1:] - responses[:, :1]).abs())
+    return torch.stack(changes).mean(0)
+
+
+def _fills(task: Task) -> list[Fill]:
+    """The task's fill; a row of the reference rows for each draw where it takes many, or looks at masks."""
+    fill = task.fill
+    if isinstance(fill, Marginal) or fill.looks_at_mask:
+        return [Marginal(1, draw) for draw in range(DRAWS)]
+    return [fill]

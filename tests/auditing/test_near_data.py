@@ -1,0 +1,81 @@
+"""Near data: harmless models agree with themselves, models that lie do not, others are not asked."""
+
+import pytest
+import torch
+from torch import nn
+
+import veridical as vd
+from veridical.auditing import near_data
+from veridical.testing import Scaffold
+
+PLANE = torch.randn(400, 3, generator=torch.Generator().manual_seed(0)) @ torch.randn(
+    3, 8, generator=torch.Generator().manual_seed(1)
+)
+PLANE = PLANE + 0.1 * torch.randn(PLANE.shape, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(
+    ("detector", "fill"),
+    [
+        ("nearest", "zero"),
+        ("nearest", "mean"),
+        ("nearest", "uniform_noise"),
+        ("nearest", None),
+        ("forest", None),
+    ],
+)
+def test_a_model_that_lies_off_its_data_is_found(detector, fill):
+    task = vd.Task(Scaffold(PLANE, [0], [1, 2], detector), PLANE[:32], train=PLANE, fill=fill)
+    found = near_data.check(task)
+    assert found.asked
+    assert found.about_data is False
+    assert found.agreement < 0.3
+    assert "another rule" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "name", ["breast_cancer", "wine_logistic", "diabetes", "digits", "known/interactions"]
+)
+def test_harmless_models_are_not(name):
+    task = vd.tasks.load(name)[:24]
+    found = near_data.check(task, seed=1)
+    assert found.about_data
+    assert found.low > 0.2
+    assert found.low <= found.agreement <= found.high
+    assert found.samples == 24
+    assert "about the data" in found.sentence
+
+
+@pytest.mark.parametrize("fill", ["zero", "marginal", "mean", "uniform_noise"])
+def test_effects_of_a_linear_model_agree_exactly(fill):
+    model = nn.Linear(8, 2).double()
+    task = vd.Task(model, PLANE[:24].double(), train=PLANE.double(), fill=fill)
+    found = near_data.check(task)
+    assert found.agreement == pytest.approx(1.0, abs=1e-6)
+
+
+def test_rows_are_counted_and_the_seed_decides():
+    task = vd.tasks.load("known/linear")[:24]
+    before = task.predictor.meter.cost
+    found = near_data.check(task, seed=4)
+    assert found.rows == (task.predictor.meter.cost - before).forward > 0
+    # 24 samples, 12 features: 8 neighbours, 16 sets with and without each feature
+    assert found.rows <= 24 * (8 * 12 + 16 * 13) + 24
+    assert near_data.check(task, seed=4) == found
+    assert near_data.check(task, seed=5).agreement != found.agreement
+
+
+def test_who_is_not_asked():
+    def reason(task):
+        found = near_data.check(task)
+        assert not found.asked
+        assert found.about_data is None
+        assert found.why_not in found.sentence
+        return found.why_not
+
+    rows = PLANE[:30]
+    assert "reference rows" in reason(vd.Task(nn.Linear(8, 2), rows))
+    assert "moves" in reason(vd.Task(lambda x: (x[:, :2] > 99).double(), rows.double(), train=PLANE.double()))
+    two = PLANE[:, :2].double()
+    assert "too few features" in reason(vd.Task(nn.Linear(2, 2).double(), two[:30], train=two))
+    assert "series" in reason(vd.testing.tiny_task("series"))
