@@ -13,6 +13,11 @@ PARTS = (
     Part("groups", ("-m", "replications.verdict.groups", "--out", "{out}"), quick=("--repeats", "10")),
     Part("audits", ("-m", "replications.verdict.audits", "--out", "{out}"), quick=("--audits", "2")),
     Part(
+        "lies",
+        ("-m", "replications.verdict.lies", "--out", "{out}/lies"),
+        quick=("--families", "linear", "--seeds", "1", "--samples", "24", "--effort", "glance"),
+    ),
+    Part(
         "stability",
         ("-m", "replications.verdict.stability", "--out", "{out}"),
         quick=("--seeds", "1", "--efforts", "glance", "--tasks", "6"),

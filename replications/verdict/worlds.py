@@ -6,8 +6,11 @@ first five because the answer is known, on trained models because removal itself
 
 from __future__ import annotations
 
+import csv
 import gzip
 import os
+import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from scripts.training import Recipe, fit
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.space import Space
-from veridical.data.embedded import digits_data, table_data
+from veridical.data.embedded import digits_data, series_data, table_data
 from veridical.data.known_answers import (
     CUES,
     PATCH_CODES,
@@ -32,7 +35,7 @@ from veridical.data.known_answers import (
     TwoClassLinear,
     WordCount,
 )
-from veridical.data.networks import DigitsCNN, LeNet, TextCNN, mlp
+from veridical.data.networks import DigitsCNN, LeNet, SeriesCNN, TextCNN, mlp
 from veridical.perturb.fills import Token, Zero
 from veridical.values.task import Task
 
@@ -155,9 +158,10 @@ def _trained(
 ) -> Task:
     train, test = _split(seed, len(rows), samples)
     fit(model, rows[train], labels[train], recipe, f"{name} {seed}")
+    shown = train[:REFERENCE_ROWS]
     if "tokens" in name:
         extra |= {"space": Space.tokens(rows.shape[1], rows[test] != 0), "fill": Token(0)}
-    return Task(model, rows[test], labels=labels[test], train=(rows[train], labels[train]), ids=test, **extra)  # type: ignore[arg-type]
+    return Task(model, rows[test], labels=labels[test], train=(rows[shown], labels[shown]), ids=test, **extra)  # type: ignore[arg-type]
 
 
 def digits(seed: int, samples: int) -> Task:
@@ -206,6 +210,154 @@ def _mnist_files(folder: Path) -> tuple[Tensor, Tensor]:
     return rows, torch.tensor(labels[:5000]).long()
 
 
+# --- tables, images, texts and series that are downloaded or come with a package --------------------------
+
+
+REFERENCE_ROWS = 1000
+
+
+def folder() -> Path:
+    """Where downloaded data lie: $VERIDICAL_DATA."""
+    given = os.environ.get("VERIDICAL_DATA")
+    if not given or not Path(given).is_dir():
+        raise FileNotFoundError("set VERIDICAL_DATA to the folder of the data (see replications/README.md)")
+    return Path(given)
+
+
+def _table(seed: int, samples: int, name: str, rows: Tensor, labels: Tensor, **extra: object) -> Task:
+    """A dense network on a table; columns get mean 0 and deviation 1."""
+    spread = rows.std(0, correction=0)
+    rows = ((rows - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)).float()
+    some = keyed.permutation(Key(0) / "rows" / name, torch.tensor([0]), 0, len(rows))[0][:5000]
+    labels = labels[some]
+    outputs = 1 if labels.is_floating_point() else int(labels.max()) + 1
+    recipe = Recipe(30, rate=3e-3, decay=1e-2, seed=seed, loss="squared" if outputs == 1 else "cross_entropy")
+    return _trained(seed, samples, name, mlp(rows.shape[1], outputs), rows[some], labels, recipe, **extra)
+
+
+def diabetes(seed: int, samples: int) -> Task:
+    """A regression on the diabetes table."""
+    data = table_data("diabetes")
+    return _table(seed, samples, "diabetes", data.rows, data.labels.float(), head="regression")
+
+
+def wine(seed: int, samples: int) -> Task:
+    """Three cultivars by 13 columns."""
+    data = table_data("wine")
+    return _table(seed, samples, "wine", data.rows, data.labels)
+
+
+def avila(seed: int, samples: int) -> Task:
+    """Twelve scribes by ten columns."""
+    lines = [line.split(",") for line in (folder() / "avila" / "avila-tr.txt").read_text().split()]
+    lines = [line for line in lines if len(line) == 11 and line[0][0] in "-0123456789"]
+    rows = torch.tensor([[float(value) for value in line[:10]] for line in lines])
+    labels = torch.tensor(["ABCDEFGHIWXY".index(line[10]) for line in lines])
+    return _table(seed, samples, "avila", rows.clamp(-5, 5), labels)
+
+
+def adult(seed: int, samples: int) -> Task:
+    """Who earns more than 50,000, by 13 columns."""
+    from replications.gef.data import _adult
+
+    return _table(seed, samples, "adult", *_adult("adult.data"))
+
+
+def german(seed: int, samples: int) -> Task:
+    """Credit risk by 7 numbers and 13 categories, each category one feature of several columns."""
+    lines = [line.split() for line in (folder() / "german" / "german.data").read_text().splitlines()]
+    columns, groups = [], []
+    for place in range(20):
+        values = [line[place] for line in lines]
+        if values[0][0] == "A":
+            kinds = sorted(set(values))
+            columns += [torch.tensor([float(value == kind) for value in values]) for kind in kinds]
+            groups += [place] * len(kinds)
+        else:
+            columns.append(torch.tensor([float(value) for value in values]))
+            groups.append(place)
+    labels = torch.tensor([int(line[20]) - 1 for line in lines])
+    return _table(seed, samples, "german", torch.stack(columns, 1), labels, space=Space.column_groups(groups))
+
+
+def titanic(seed: int, samples: int) -> Task:
+    """Who survived, by class, sex, age, relatives and fare; a missing age is the mean."""
+    with (folder() / "titanic" / "titanic3.csv").open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["survived"]]
+    columns = [torch.tensor([float(line["sex"] == "female") for line in lines])]
+    for name in ("pclass", "age", "sibsp", "parch", "fare"):
+        column = torch.tensor([float(line[name] or "nan") for line in lines])
+        columns.append(torch.where(column.isnan(), column.nanmean(), column))
+    labels = torch.tensor([int(line["survived"]) for line in lines])
+    return _table(seed, samples, "titanic", torch.stack(columns, 1), labels)
+
+
+def cifar(seed: int, samples: int) -> Task:
+    """The published ResNet-20 on CIFAR-10 in patches of 4 x 4 pixels: one model for all seeds."""
+    from replications.f_fidelity import data
+
+    rows, labels = data.cifar("test")
+    chosen = keyed.permutation(Key(seed) / "cifar", torch.tensor([0]), 0, len(rows))[0]
+    test, train = chosen[:samples], chosen[samples : samples + TRAIN]
+    space = Space.patches((3, 32, 32), 4)
+    return Task(
+        data.resnet20(),
+        rows[test],
+        labels=labels[test],
+        train=(rows[train], labels[train]),
+        ids=test,
+        space=space,
+    )
+
+
+def photos(seed: int, samples: int) -> Task:
+    """EfficientNet-lite0 on 250 photos in patches of 16 x 16 pixels: one model for all seeds.
+
+    `python -m replications.gef.efficientnet --prepare FOLDER` writes the file that it reads.
+    """
+    from replications.gef.efficientnet import FILE, photos_task
+
+    whole = photos_task(folder() / FILE, 250, None)
+    chosen = keyed.permutation(Key(seed) / "photos", torch.tensor([0]), 0, len(whole))[0]
+    return whole.with_space(Space.patches((3, 224, 224), 16))[chosen[:samples]]
+
+
+def _words(seed: int, samples: int, name: str, texts: list[list[str]], labels: Tensor) -> Task:
+    """A convolution over the 2,000 commonest words of texts of up to 30."""
+    counts = Counter(word for words in texts for word in words)
+    known = {word: place + 2 for place, (word, _) in enumerate(counts.most_common(2000))}
+    rows = torch.zeros(len(texts), 30, dtype=torch.int64)
+    for row, words in zip(rows, texts, strict=True):
+        row[: len(words[:30])] = torch.tensor([known.get(word, 1) for word in words[:30]])
+    recipe = Recipe(6, rate=5e-3, decay=1e-2, seed=seed)
+    model = TextCNN(len(known) + 2, int(labels.max()) + 1)
+    return _trained(seed, samples, f"tokens of {name}", model, rows, labels, recipe)
+
+
+def sms(seed: int, samples: int) -> Task:
+    """Spam among short messages."""
+    lines = (folder() / "sms_spam" / "SMSSpamCollection").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("\t", 1) for line in lines if line.startswith(("ham\t", "spam\t"))]
+    texts = [re.findall(r"[a-z']+|\d+|[!?£$]", text.lower()) or ["?"] for _, text in pairs]
+    return _words(seed, samples, "sms", texts, torch.tensor([int(kind == "spam") for kind, _ in pairs]))
+
+
+def trec(seed: int, samples: int) -> Task:
+    """Six kinds of questions."""
+    lines = (folder() / "trec" / "TREC.train.all").read_text(encoding="latin-1").splitlines()
+    pairs = [line.split(" ", 1) for line in lines if line]
+    texts = [text.lower().split() for _, text in pairs]
+    return _words(seed, samples, "trec", texts, torch.tensor([int(kind) for kind, _ in pairs]))
+
+
+def demand(seed: int, samples: int) -> Task:
+    """Days of electricity demand in winter or summer, 24 steps."""
+    data, _ = series_data("ItalyPowerDemand")
+    recipe = Recipe(15, rate=5e-3, decay=1e-3, seed=seed)
+    space = Space.steps(tuple(data.rows.shape[1:]))
+    return _trained(seed, samples, "demand", SeriesCNN(1, 2), data.rows, data.labels, recipe, space=space)
+
+
 MAKERS: dict[str, Callable[[int, int], Task]] = {
     "linear": linear,
     "interactions": interactions,
@@ -216,7 +368,33 @@ MAKERS: dict[str, Callable[[int, int], Task]] = {
     "cancer": cancer,
     "reviews": reviews,
     "mnist": mnist,
+    "diabetes": diabetes,
+    "wine": wine,
+    "avila": avila,
+    "adult": adult,
+    "german": german,
+    "titanic": titanic,
+    "cifar": cifar,
+    "photos": photos,
+    "sms": sms,
+    "trec": trec,
+    "demand": demand,
 }
+NEEDS: dict[str, str] = {
+    "avila": "avila/avila-tr.txt",
+    "adult": "adult/adult.data",
+    "german": "german/german.data",
+    "titanic": "titanic/titanic3.csv",
+    "cifar": "cifar10/resnet20-12fca82f.th",
+    "photos": "efficientnet.npz",
+    "sms": "sms_spam/SMSSpamCollection",
+    "trec": "trec/TREC.train.all",
+}
+"""The file in the data folder without which a family cannot be made."""
+TUNING = ("linear", "cancer", "digits", "diabetes")
+"""Families on which thresholds of the verdict were set."""
+ONE_MODEL = ("cifar", "photos")
+"""Families whose weights are published, so that there is no other trained model."""
 TRUE: dict[str, tuple[str, ...]] = {
     "linear": ("input_x_gradient", "integrated_gradients", "occlusion"),
     "interactions": ("integrated_gradients",),

@@ -150,7 +150,7 @@ def hidden_feature(maps: Tensor, effects: Effects, space: Space, level: float = 
     if not tested:
         return _not_tested(f"no feature is shown to be strong in {math.ceil(enough)} samples")
     bounds = {i: lower_bound(int(hits[i]), int(counts[i]), level / len(tested)) for i in tested}
-    worst = max(tested, key=lambda i: (bounds[i], float(hits[i] / counts[i])))
+    worst = max(tested, key=lambda i: bounds[i])
     share, low = float(hits[worst] / counts[worst]), bounds[worst]
     name = (space if effects.cells is None else effects.cells.space).feature_name(worst)
     fell = low > HIDDEN_SHARE

@@ -1,0 +1,111 @@
+"""Audits with lies: jobs are kept and found again, rates are counted by method and clustered by family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from replications.verdict import lies, worlds
+from veridical.jobs import Store
+
+
+def said(word: str, grade: float | None = None, rate: float = 0.9) -> dict[str, Any]:
+    shown = None if grade is None else {"value": grade, "low": 0.0, "high": 1.0, "reference": ""}
+    return {"word": word, "grade": shown, "vetoes": [], "tests": [["removal", "random", "shown", rate, 64]]}
+
+
+def audit(family: str, reference: bool = False, **methods: dict[str, Any]) -> dict[str, Any]:
+    return {"family": family, "seed": 0, "samples": 64, "reference": reference, "methods": methods}
+
+
+def test_the_interval_is_that_of_the_binomial_where_families_agree() -> None:
+    hits = {str(k): [True] * 3 + [False] * 7 for k in range(5)}
+    found = lies.clustered(hits)
+    exact = binomtest(15, 50).proportion_ci(0.95, "exact")
+    assert (found.share, found.pairs) == (0.3, 50)
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
+
+
+def test_no_hits_and_all_hits_leave_room_for_others() -> None:
+    none, every = lies.clustered({"a": [False] * 100}), lies.clustered({"a": [True] * 100})
+    assert (none.low, every.high) == (0.0, 1.0)
+    assert none.high == pytest.approx(1 - 0.025 ** (1 / 100))
+    assert every.low == pytest.approx(0.025 ** (1 / 100))
+    assert lies.clustered({}).pairs == 0
+
+
+def test_the_interval_holds_the_share_of_families_that_differ() -> None:
+    dice, held, plain = np.random.default_rng(0), [], []
+    for _ in range(300):
+        chances = dice.beta(2, 2, 12)
+        hits = {str(k): (dice.random(20) < chance).tolist() for k, chance in enumerate(chances)}
+        found = lies.clustered(hits)
+        held.append(found.low <= 0.5 <= found.high)
+        alone = binomtest(sum(map(sum, hits.values())), 240).proportion_ci(0.95)
+        plain.append(alone.low <= 0.5 <= alone.high)
+    assert np.mean(held) >= 0.92
+    assert np.mean(plain) < 0.8  # as if all pairs were independent
+
+
+def test_words_and_grades_are_counted() -> None:
+    audits = [
+        audit(
+            "linear",
+            constant=said("refuted"),
+            naive_bayes=said("provisional"),
+            scapegoat=said("not decided"),
+            hidden_feature=said("trusted"),
+            half_noise=said("trusted", 0.5),
+            half_labels=said("trusted", 0.9),
+            half_other_model=said("refuted", 0.9),
+            lime=said("trusted", 0.95),
+            occlusion=said("not decided", 0.8),
+        ),
+        audit("linear", True, lime=said("trusted", rate=0.85), occlusion=said("trusted", rate=0.7)),
+        audit("wine", negated_in_a_fifth=said("trusted")),
+        {"family": "wine", "error": "broken"},
+    ]
+    found = lies.summary(audits)
+    tuning = found["tuning"]["groups"]
+    assert tuning["whole lies: trusted"]["share"] == 0.5
+    assert tuning["about a feature: refuted or not decided"]["share"] == 0.5
+    assert tuning["half blends: not trusted, or graded below 70%"]["share"] == pytest.approx(2 / 3)
+    assert tuning["honest methods: trusted"] == {
+        **tuning["honest methods: trusted"],
+        "share": 1.0,
+        "pairs": 1,
+    }
+    assert found["honest"] == [["linear", "lime"]]
+    assert found["tuning"]["methods"]["half_noise"]["grade"] == 0.5
+    assert found["report"]["groups"]["in some samples: refuted or not decided"]["share"] == 0.0
+    assert found["report"]["audits"] == 1
+    assert len(found["errors"]) == 1
+
+
+def test_a_finished_audit_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    def made(job: lies.Job) -> dict[str, Any]:
+        done.append(job.seed)
+        about = {"family": job.family, "seed": job.seed, "reference": False}
+        return {**about, "error": "no"} if job.seed == 1 else {**about, "seconds": 1.0, "methods": {}}
+
+    monkeypatch.setattr(lies, "audited", made)
+    jobs = [lies.Job("linear", seed, 24, "glance", False, 0.0) for seed in range(3)]
+    first = lies.run(jobs, Store(tmp_path), 1, progress=False)
+    again = lies.run([job._replace(late=1.0) for job in jobs], Store(tmp_path), 1, progress=False)
+    assert done == [0, 1, 2, 1]  # what failed is tried again
+    assert first == again
+
+
+def test_nothing_is_started_too_late() -> None:
+    assert lies.audited(lies.Job("linear", 0, 24, "glance", False, 0.0))["late"]
+
+
+def test_families_are_apart() -> None:
+    assert set(worlds.TUNING) < set(worlds.MAKERS)
+    assert set(worlds.NEEDS) | set(worlds.ONE_MODEL) <= set(worlds.MAKERS)
