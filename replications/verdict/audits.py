@@ -3,7 +3,7 @@
     python -m replications.verdict.audits --out results [--audits 207] [--samples 64] [--workers 16]
 
 Every audit has other rows and another model (`worlds.py`). Three honest methods and the whole red team run
-together, as they would in a user's audit, so Holm's correction counts them all.
+together, as they would in a user's audit; how many there are does not change the word of any.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 import veridical as vd
 from replications.verdict import worlds
 from veridical.auditing.effort import EFFORTS
-from veridical.auditing.evidence import ALPHA, HERE, SIZE, corrected
+from veridical.auditing.evidence import HERE, SHOWN, SIZE
 from veridical.explainers import as_explainer
 from veridical.testing import red_team
 from veridical.testing.red_team import CHEATS
@@ -57,10 +57,9 @@ def audit(family: str, seed: int, samples: int, effort: str = "quick") -> dict[s
             place.explainer: {
                 "trusted": place.trusted,
                 "p": place.p,
-                "p_holm": place.p_holm,
-                "refused": place.posthoc.refused,
-                "alike": place.posthoc.alike,
-                "perturbed_copy": place.posthoc.perturbed_copy,
+                "status": place.status,
+                "vetoes": [veto.name for veto in place.vetoes if veto.fell],
+                "alike": place.alike,
                 "tests": [[t.criterion, t.rival, t.rate, t.p, t.samples] for t in place.tests],
             }
             for place in found.ranking
@@ -112,7 +111,7 @@ def ablation(audits: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
                 name: max((t[3] for t in method["tests"] if counts(t[0], t[1])), default=1.0)
                 for name, method in one["methods"].items()
             }
-            trusted.update(name for name, adjusted in corrected(p).items() if adjusted <= ALPHA)
+            trusted.update(name for name, largest in p.items() if largest <= SHOWN)
         told[rule] = dict(trusted)
     told[NO_DOUBT] = dict(Counter(n for one in audits for n, m in one["methods"].items() if m["trusted"]))
     return told

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from replications.verdict import worlds
 from veridical.auditing.candidates import choose_metrics
 from veridical.auditing.effort import EFFORTS
-from veridical.auditing.evidence import Grid, Test, units
+from veridical.auditing.evidence import Grid, rates, units
 from veridical.auditing.jobs import Job, carry_out
 from veridical.auditing.model_randomisation import on, other_models, sample_scores
 from veridical.core.key import Key
@@ -93,7 +93,7 @@ def study(family: str, seed: int, samples: int) -> dict[str, list[dict[str, floa
             near = path[i + 1].with_targets(path[i].targets)
             jobs = [Job(name, method, metrics, made_on, path[i], "near") for made_on in (path[i], near)]
             own, other = (sample_scores([carry_out(job, seed)], [samples], metrics) for job in jobs)
-            test = Test.of("near", name, units(other, [own], grid))
+            test = rates([units(other, [own], grid)])[0]
             found.setdefault(name, []).append({"to": share, "neighbour wins": test.rate, "p": test.p})
     return found
 

@@ -1,4 +1,4 @@
-"""Beyond the tests: maps that are of the class alone, and maps made for these weights alone."""
+"""Maps that are of the class alone, and maps made for these weights alone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tests.auditing.test_verdict import METRICS, field, said
 from veridical.auditing.posthoc_checks import (
     ALIKE,
     MIN_AGREEMENT,
-    PosthocChecks,
     agreement,
     likeness,
     nearly_the_same,
+    of_the_copy,
     perturbed_copy_of,
     same_target,
+    why_no_sample,
 )
 from veridical.auditing.verdict import decide
 from veridical.core.key import Key
@@ -86,19 +87,31 @@ def test_a_perturbed_copy_answers_nearly_the_same_and_a_black_box_has_none():
     assert perturbed_copy_of(vd.Task(lambda x: x[:, :2], rows(4), fill=0.0), 0) is None
 
 
-def test_a_refused_method_is_not_trusted_and_the_verdict_says_why():
-    known = field(
-        {"good": 3.0, "global": 4.0},
-        posthoc={"global": PosthocChecks(refused="it is of the class", alike=1.0)},
-    )
-    found = decide(known, METRICS)
-    assert found.best == "good"
-    assert not found["global"].trusted
-    assert found["global"].p_holm <= 0.05
-    assert "Do not trust global: it is of the class." in said(found)
-    kept = field({"good": 3.0}, posthoc={"good": PosthocChecks(alike=0.97)})
+def vetoes(found, who):
+    return {veto.name: veto for veto in found.verdict[who].vetoes}
+
+
+def state(found, who, criterion):
+    return next(q.state for q in found.verdict[who].questions if q.criterion == criterion)
+
+
+def test_maps_that_hardly_depend_on_the_sample_are_mentioned():
+    kept = field({"good": 3.0}, good={"alike": 0.97})
     assert any("hardly depend on the sample (r = 0.97" in one for one in said(decide(kept, METRICS)))
-    assert "refused" in found.to_frame().columns
+
+
+@pytest.mark.parametrize(
+    ("r", "again", "fell", "words"),
+    [
+        (0.99, float("nan"), False, "nearly the same maps (r = 0.99)"),
+        (0.9, 0.99, True, "by a thousandth (r = 0.90)"),
+        (0.9, 0.9, True, "from call to call (r = 0.90)"),
+    ],
+)
+def test_what_the_perturbed_copy_shows(r, again, fell, words):
+    found = of_the_copy(r, again, 4)
+    assert (found.fell, found.samples) == (fell, 4)
+    assert words in found.sentence
 
 
 def test_the_mean_map_of_the_class_and_the_backdoor_are_not_trusted():
@@ -108,14 +121,14 @@ def test_the_mean_map_of_the_class_and_the_backdoor_are_not_trusted():
     found = audit(task, true="integrated_gradients", **cheats)
     assert found.best == "true"
     assert [place.explainer for place in found.ranking if place.trusted] == ["true"]
-    true = found.verdict["true"].posthoc
-    assert true.perturbed_copy > 0.999
+    true = found.verdict["true"]
+    assert not vetoes(found, "true")["perturbed copy"].fell
     assert true.alike < 0.9
-    assert true.sample.p <= 0.05
-    hidden = found.verdict["backdoor"].posthoc
-    if found.verdict["backdoor"].p_holm <= 0.05:
-        assert hidden.perturbed_copy < MIN_AGREEMENT
-        assert "thousandth" in hidden.refused
+    assert state(found, "true", "sample") == "shown"
+    hidden = vetoes(found, "backdoor").get("perturbed copy")
+    if hidden is not None:  # it came so far
+        assert "thousandth" in hidden.sentence
+        assert found.verdict["backdoor"].status == "refuted"
 
 
 class OneColumn(nn.Module):
@@ -135,8 +148,11 @@ def test_maps_that_are_rightly_alike_keep_their_trust():
     task = table(64, OneColumn())
     found = audit(task, true="integrated_gradients")
     place = found.verdict["true"]
-    assert place.posthoc.alike > ALIKE
-    assert place.posthoc.refused == ""
+    assert place.alike > ALIKE
+    question = next(q for q in place.questions if q.criterion == "sample")
+    assert question.state in ("shown", "not asked")
+    assert question.state == "shown" or "treats the samples of a class alike" in question.reason
+    assert place.trusted
 
 
 def _plus_noise(true, size, generator=None):
@@ -157,12 +173,10 @@ def test_maps_that_differ_from_call_to_call_are_not_trusted_and_not_called_a_bac
         return _plus_noise(true, 0.28)
 
     found = audit(task, shaky=shaky, seeded=seeded, true="integrated_gradients")
-    assert found.verdict["shaky"].p_holm <= 0.05  # it passes every test
-    assert not found.verdict["shaky"].trusted
-    assert "from call to call" in found.verdict["shaky"].posthoc.refused
-    assert "thousandth" not in found.verdict["shaky"].posthoc.refused
-    assert found.verdict["seeded"].posthoc.perturbed_copy > MIN_AGREEMENT
-    assert not found.verdict["seeded"].posthoc.again < 0.999  # repeats, if it was asked twice at all
+    assert found.verdict["shaky"].status == "refuted"  # it passes every test
+    assert "from call to call" in vetoes(found, "shaky")["perturbed copy"].sentence
+    assert "thousandth" not in vetoes(found, "shaky")["perturbed copy"].sentence
+    assert not vetoes(found, "seeded")["perturbed copy"].fell  # it repeats
     assert found.verdict["seeded"].trusted
 
 
@@ -181,8 +195,8 @@ def test_a_backdoor_does_not_hide_behind_noise_of_its_own():
 
     found = audit(task, hidden=hidden, true="integrated_gradients")
     assert found.verdict["true"].trusted
-    assert found.verdict["hidden"].p_holm <= 0.05  # it passes every test
-    assert not found.verdict["hidden"].trusted
+    assert found.verdict["hidden"].status == "refuted"  # it passes every test
+    assert vetoes(found, "hidden")["perturbed copy"].fell
 
 
 @pytest.mark.parametrize("way", ["raises", "answers nothing"])
@@ -201,8 +215,8 @@ def test_who_has_no_map_for_the_perturbed_copy_alone_is_not_trusted(way):
 
     found = audit(task, silent=silent, true="integrated_gradients")
     assert found.verdict["true"].trusted
-    assert not found.verdict["silent"].trusted
-    assert "thousandth" in found.verdict["silent"].posthoc.refused
+    assert found.verdict["silent"].status == "not decided"
+    assert found.verdict["silent"].unfinished == "it has no map for weights that differ by a thousandth"
 
 
 ROUNDING = {"vargrad"}
@@ -236,6 +250,9 @@ def test_registered_methods_give_the_perturbed_copy_the_same_maps(name):
 )
 def test_who_meets_another_sample(task, pairs):
     assert len(same_target(task)[0]) == pairs
+    why = why_no_sample(task, [(0, len(task))])
+    assert why  # also where too few share their class
+    assert ("only 8 samples" in why) == bool(pairs)
 
 
 def test_of_a_regression_no_class_is_spoken():
@@ -246,5 +263,6 @@ def test_of_a_regression_no_class_is_spoken():
         samples=24,
         progress=False,
     )
-    assert "its map beats that of another sample in" in found.sentences[0]
-    assert not any("class" in sentence for sentence in found.sentences[:2])
+    text = " ".join(found.sentences)
+    assert "The model explains 34% of the variance of the labels of 110 samples." in text
+    assert "class" not in text.replace("a regression has no right class", "")

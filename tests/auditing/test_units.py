@@ -1,4 +1,4 @@
-"""Wins: units against a slow rewrite, the rules for ties and for what is missing, intervals of shares."""
+"""Wins: units against a slow rewrite, the rules for ties and for what is missing, tests of them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ import veridical as vd
 from tests.reference import functional as slow
 from veridical.auditing.evidence import (
     HERE,
+    SHOWN,
     THERE,
     Entry,
     Grid,
     Rules,
     SampleScores,
     Test,
-    corrected,
-    largest_p,
-    rate,
+    rates,
     units,
-    wilson,
 )
 from veridical.functional.significance import STAKES
 
@@ -75,40 +73,42 @@ def test_rounding_is_no_win():
     assert units(sample_scores([[0.5]]), [sample_scores([[0.5 - 1e-4]])], GRID).tolist() == [1.0]
 
 
-@given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=80))
-def test_a_rate_is_a_share_and_its_p_is_the_slow_one(won):
-    found = rate(torch.tensor(won, dtype=torch.float64))
-    assert 0 <= found.low <= found.rate <= found.high <= 1
-    assert found.p == pytest.approx(slow.betting_p(won, STAKES))
-    assert found.samples == len(won)
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=40), min_size=1, max_size=4))
+def test_rates_are_shares_with_the_slow_p(won):
+    found = rates([torch.tensor(each, dtype=torch.float64) for each in won])
+    for one, each in zip(found, won, strict=True):
+        assert one.samples == len(each)
+        assert one.p == pytest.approx(slow.betting_p(each, STAKES))
+        assert math.isnan(one.rate) if not each else 0 <= one.low <= one.rate <= one.high <= 1
 
 
-def test_wilson_is_the_textbook_interval():
-    z, n, p = 1.959963984540054, 30, 0.8
-    middle, reach = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    expected = [(middle + sign * reach) / (1 + z * z / n) for sign in (-1, 1)]
-    assert wilson(p, n) == pytest.approx(expected)
-    low, high = wilson(1.0, 24)
-    assert 0.8 < low < high == 1.0
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), max_size=60), min_size=1, max_size=4))
+def test_a_test_fails_at_a_level_shared_among_the_tests_of_a_method(won):
+    units_of = {("removal", f"c{i}"): torch.tensor(each).double() for i, each in enumerate(won)}
+    for test, each in zip(Test.all_of(units_of), won, strict=True):
+        side, at = slow.settled(each, SHOWN, SHOWN / len(won), STAKES)
+        assert (test.state, test.settled_at) == (("open", "shown", "fails")[side], at)
 
 
-def test_the_largest_p_decides_and_holm_counts_everybody():
-    tests = [
-        Test("removal", "a", 0.9, 0.8, 1.0, 0.001, 24),
-        Test("randomisation", "b", 0.6, 0.4, 0.8, 0.3, 24),
-    ]
-    assert largest_p(tests) == 0.3
-    assert largest_p([]) == 1.0
-    p = {"a": 0.02, "b": 0.01, "c": 0.5}
-    assert list(corrected(p).values()) == pytest.approx(slow.holm(list(p.values())))
-
-
-def test_a_line_that_was_not_reached_counts_as_lost():
+def test_a_question_that_was_not_reached_is_open():
     rules = Rules(("removal", "randomisation"), GRID, (0,), {"random": [sample_scores([[0.0] * 30])]}, {})
-    found = rules.tests(Entry("x", sample_scores([[1.0] * 30])))
-    assert [test.criterion for test in found] == ["removal", *["randomisation"] * len((*HERE, *THERE))]
-    assert found[0].p < 1e-5
-    assert largest_p(found) == 1.0
+    entry = Entry("x", sample_scores([[1.0] * 30]))
+    first, second = rules.questions(entry)
+    assert (first.criterion, first.state) == ("removal", "shown")
+    assert (second.criterion, second.state) == ("randomisation", "open")
+    assert len(second.tests) == len((*HERE, *THERE))
+    assert rules.samples_needed(entry, second) is None
+
+
+def test_a_method_loses_no_more_easily_where_it_has_fewer_tests_run():
+    """The level of "fails" counts the tests that there are, whether or not they were reached."""
+    rules = Rules(("removal", "randomisation"), GRID, (0,), {"random": [sample_scores([[1.0] * 9])]}, {})
+    lost = rules.questions(Entry("x", sample_scores([[0.0] * 9])))[0]
+    alone = Rules(("removal",), GRID, (0,), rules.controls, {}).questions(
+        Entry("x", sample_scores([[0.0] * 9]))
+    )
+    assert lost.state == "open"
+    assert alone[0].state == "fails"
 
 
 def test_the_grid_follows_the_precision():

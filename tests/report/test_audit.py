@@ -17,6 +17,7 @@ from tests.report.audits import FORMULA, HOSTILE, SCRIPT, hostile
 from tests.report.pages import Page, dangers
 from veridical.auditing import Audit
 from veridical.auditing.result import plot_ranking
+from veridical.auditing.verdict import Words
 from veridical.core.key import Key
 from veridical.errors import FormatError, InputError
 from veridical.report.audit import contents, write_audit
@@ -30,8 +31,11 @@ def words(text: str) -> str:
 def test_the_verdict_comes_first(audited: Audit, shown: dict[str, Any]) -> None:
     text = words(Page(render(shown)).text)
     assert shown["verdict"]["headline"] in text
-    for said in audited.sentences[1:]:
+    for said in (*audited.verdict.words.answer[1:], *audited.verdict.words.remarks):
         assert words(said) in text
+    for place in shown["ranking"]:
+        assert place["control"] or words(f"{place['explainer']} {place['word']}") in text
+        assert words(place["why"]) in text
     order = ["What would change it", "Limits", "What was audited", "The methods", "What each metric can see"]
     places = [text.index(shown["verdict"]["headline"]), *(text.index(title) for title in order)]
     assert places == sorted(places)
@@ -161,20 +165,20 @@ def test_contents_cannot_bring_a_style_or_script(shown: dict[str, Any]) -> None:
 
 def test_nobody_trusted_is_said_loudly(audited: Audit) -> None:
     verdict = audited.verdict
-    places = tuple(replace(p, p=1.0, p_holm=1.0, group=0) for p in verdict.places)
-    said = ("No method is trusted on this model: none is shown to beat every control.",)
-    nobody = replace(verdict, places=places, groups=(), why_none="", sentences=said)
+    places = tuple(replace(p, unfinished="it was stopped", group=0) for p in verdict.places)
+    said = Words(("No method is trusted on this model: of 3, 3 not decided.",))
+    nobody = replace(verdict, places=places, groups=(), why_none="", words=said)
     page = render(contents(replace(audited, verdict=nobody)))
     assert '<div class="verdict none"' in page
     assert "<h1>No method is trusted on this model.</h1>" in page
-    assert ">None is shown to beat every control.<" in page
+    assert ">Of 3, 3 not decided.<" in page
 
 
 def test_no_verdict_at_all(audited: Audit) -> None:
     """No admissible metric: scores and intervals are missing, and the page still stands."""
     nan = math.nan
     places = tuple(
-        replace(p, score=nan, low=nan, high=nan, tests=(), group=0) for p in audited.verdict.places
+        replace(p, score=nan, low=nan, high=nan, questions=(), group=0) for p in audited.verdict.places
     )
     metrics = tuple(
         replace(j, inadmissible="it is a coin") if j.decides else j for j in audited.verdict.metrics
@@ -186,7 +190,7 @@ def test_no_verdict_at_all(audited: Audit) -> None:
         pairs=(),
         groups=(),
         why_none="nothing can be believed",
-        sentences=("No verdict: nothing can be believed.",),
+        words=Words(("No verdict: nothing can be believed.",)),
     )
     bare = replace(
         audited, verdict=silent, reliability=None, robustness=None, standings={}, damage=None, beside=()

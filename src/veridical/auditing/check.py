@@ -99,10 +99,12 @@ def _accuracy(task: Task) -> list[Check]:
         words = "No labels were given, so nobody knows how often the model is right."
         return [Check("accuracy", None, math.nan, words)]
     labels = check_labels(task.labels, task)
-    if task.head == "regression":
-        return []
     predicted = predicted_labels(task.outputs, task)
-    value, reason = accuracy(predicted, labels, task), at_chance(predicted, labels, task)
+    value = accuracy(predicted, labels, task)
+    if task.head == "regression":
+        words = f"The model explains {value:.0%} of the variance of the labels of {len(task)} samples."
+        return [Check("accuracy", value > 0, value, words)]
+    reason = at_chance(predicted, labels, task)
     if reason is None:
         words = f"The model is right on {value:.1%} of the {len(task)} samples."
         return [Check("accuracy", True, value, words)]

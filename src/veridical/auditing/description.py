@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from veridical.auditing.effort import Effort, some_of
 from veridical.auditing.elimination import Elimination
@@ -84,7 +85,7 @@ def beside(elimination: Elimination, best: str, seed: int) -> tuple[Test, ...]:
         "noise that moves with the outputs": explainer_registry.make("moving_noise"),
     }
     metrics = {label: elimination.panel.removal[label] for label in elimination.admissible_labels}
-    rules, found = elimination.rules(), []
+    rules, found = elimination.rules(), dict[tuple[str, str], Tensor]()
     for name, explainer in rivals.items():
         if explainer.inapplicable_reason(task) is not None:
             continue
@@ -92,8 +93,8 @@ def beside(elimination: Elimination, best: str, seed: int) -> tuple[Test, ...]:
         done = elimination.jobs.do([job], f"beside: {name}")
         theirs = sample_scores(done, [len(task)], elimination.panel.removal)
         own = candidate.sample_scores(elimination.panel.removal).first(len(task))
-        found.append(Test.of("beside", name, rules.removal_units(own, [theirs])))
-    return tuple(found)
+        found["beside", name] = rules.removal_units(own, [theirs])
+    return tuple(Test.all_of(found))
 
 
 META_EXPLAINERS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -13,19 +13,17 @@ from torch import Tensor
 
 from veridical.auditing.candidates import DRAWS, MetricPanel
 from veridical.auditing.evidence import (
-    ALPHA,
     MIN_SAMPLES,
     STAGES,
     Entry,
     Grid,
     Rules,
     SampleScores,
-    Test,
-    corrected,
-    largest_p,
     leading,
     of_head,
+    passed,
 )
+from veridical.auditing.hidden import Veto
 from veridical.auditing.jobs import Done, Job, JobRunner
 from veridical.auditing.model_randomisation import (
     Copies,
@@ -36,7 +34,7 @@ from veridical.auditing.model_randomisation import (
     sample_scores,
     size_jobs,
 )
-from veridical.auditing.posthoc_checks import PosthocChecks
+from veridical.auditing.posthoc_checks import why_no_sample
 from veridical.core.key import Key
 from veridical.errors import VeridicalWarning
 from veridical.explainers import Explainer
@@ -116,7 +114,14 @@ class Candidate:
     """The units of the model randomisation tests, stage by stage."""
     same_target: list[Tensor] = field(default_factory=list)
     """Units against its own maps of other samples of the class, stage by stage."""
-    posthoc: PosthocChecks = field(default_factory=PosthocChecks)
+    alike: float = math.nan
+    """How alike its maps of two samples of one class are: the median correlation."""
+    not_asked: dict[str, str] = field(default_factory=dict)
+    """Questions that cannot be asked of it, and why."""
+    vetoes: dict[str, Veto] = field(default_factory=dict)
+    """Faults that were looked for, by name."""
+    unfinished: str = ""
+    """Why it is not tested to the end, if so: what failed, or the budget."""
     dropped: str = ""
     """Why it left the elimination, and after how many samples."""
     failures: list[Failure] = field(default_factory=list)
@@ -139,12 +144,6 @@ class Candidate:
     def all_draws(self, metrics: Mapping[str, object]) -> list[SampleScores]:
         """The scores of every draw of a control; where it has no map nobody has beaten it, so that ties."""
         return [self.sample_scores(metrics, draw).tied_where_missing() for draw in range(self.count)]
-
-    def entry(self, panel: MetricPanel) -> Entry:
-        """What the verdict is made of."""
-        randomisation = tuple(torch.cat(parts) for parts in zip(*self.randomisation, strict=True))
-        truth = self.sample_scores(panel.truth) if panel.truth else None
-        return Entry(self.label, self.sample_scores(panel.removal), truth, randomisation)
 
     def record(self, done: Sequence[Done]) -> None:
         """Keep and announce what failed."""
@@ -177,6 +176,8 @@ class Elimination:
     candidates: dict[str, Candidate]
     controls: dict[str, Candidate]
     estimate: CostEstimate
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Questions that cannot be asked on this task, and why."""
     admissible: tuple[int, ...] = ()
     """The removal metrics that are admissible, known after the first stage."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -280,7 +281,7 @@ class Elimination:
             candidate.sizes.append(len(batch))
             candidate.record([first, *others])
             if first.explanation is None:
-                candidate.dropped = f"its map failed: {first.failures[0].message}"
+                candidate.dropped = candidate.unfinished = f"its map failed: {first.failures[0].message}"
 
     # --- the model randomisation test -------------------------------------------------------------------
 
@@ -314,7 +315,7 @@ class Elimination:
                 failed = next((one.failures[0] for one in theirs if one.explanation is None), None)
                 if failed is not None:
                     why = f"the model randomisation test could not be run: {failed.message}"
-                    candidate.posthoc = replace(candidate.posthoc, refused=why)
+                    candidate.unfinished = why
                     candidate.dropped = f"after {self.samples} samples: {why}"
                     continue
                 own = sample_scores([candidate.done[number]], [stop - start], metrics)
@@ -324,13 +325,10 @@ class Elimination:
 
     def _randomisation_open(self, candidate: Candidate, rules: Rules) -> bool:
         """Whether it passes all else, and the test has not been decided either way."""
-        tests = rules.tests(candidate.entry(self.panel))
-        if largest_p([test for test in tests if test.criterion != "randomisation"]) > ALPHA:
-            return False
-        halves = [test for test in tests if test.criterion == "randomisation"]
-        if not halves[0].samples:
-            return True
-        return largest_p(halves) > ALPHA / len(self.candidates) and min(test.rate for test in halves) > 0.5
+        questions = rules.questions(self.entry(candidate))
+        before = [question for question in questions if question.criterion in ("removal", "truth")]
+        half = next(question for question in questions if question.criterion == "randomisation")
+        return passed(before) and half.state == "open"
 
     # --- who goes on ------------------------------------------------------------------------------------
 
@@ -339,37 +337,65 @@ class Elimination:
         removal, truth = self.panel.removal, self.panel.truth
         there = [r for r in self.controls.values() if not r.dropped]
         chance = [r for r in there if r.explainer.stochastic] or there
+        why = why_no_sample(self.task, self.steps)
+        no_truth = {} if truth else {"truth": "the task does not say what matters, or it was not required"}
         return Rules(
-            self.criteria,
+            self.criteria if why else (*self.criteria, "sample"),
             Grid.of(self.task),
             self.admissible,
             {r.label: r.all_draws(removal) for r in there},
             {r.label: r.all_draws(truth) for r in chance} if truth else {},
+            {**self.absent, **({"sample": why} if why else {}), **no_truth},
+            tuple(r.label for r in chance),
         )
 
-    def tests(self, rules: Rules) -> dict[str, tuple[Test, ...]]:
-        """The tests of every method that started."""
-        return {
-            label: rules.tests(candidate.entry(self.panel)) for label, candidate in self.candidates.items()
-        }
+    def entry(self, candidate: Candidate) -> Entry:
+        """What the verdict knows of a method."""
+        panel = self.panel
+        deciding = (None, *self.admissible_labels, *panel.truth, *panel.randomisation)
+        failed = next((one for one in candidate.failures if one.metric in deciding), None)
+        why = "" if failed is None else f"{failed.metric or 'its map'} failed: {failed.message}"
+        return Entry(
+            candidate.label,
+            candidate.sample_scores(panel.removal),
+            candidate.sample_scores(panel.truth) if panel.truth else None,
+            tuple(torch.cat(parts) for parts in zip(*candidate.randomisation, strict=True)),
+            torch.cat(candidate.same_target) if candidate.same_target else None,
+            candidate.not_asked,
+            tuple(candidate.vetoes.values()),
+            unfinished=candidate.unfinished or why,
+            dropped=candidate.dropped,
+            alike=candidate.alike,
+        )
 
-    def passing(self, tests: Mapping[str, Sequence[Test]]) -> list[Candidate]:
-        """Who remains and passes every test, corrected for all that started."""
+    def passing(self, rules: Rules, but: str = "") -> list[Candidate]:
+        """Who remains and for whom every question is shown, one left out where it is named."""
         if self.samples < MIN_SAMPLES:
             return []
-        adjusted = corrected({label: largest_p(found) for label, found in tests.items()})
-        return [candidate for candidate in self.remaining if adjusted[candidate.label] <= ALPHA]
+        entries = [(candidate, self.entry(candidate)) for candidate in self.remaining]
+        return [
+            candidate
+            for candidate, entry in entries
+            if not entry.unfinished
+            and not any(veto.fell for veto in entry.vetoes)
+            and passed(rules.questions(entry), but)
+        ]
 
     def drop(self, rules: Rules, seed: int) -> bool:
         """Let those leave that cannot lead any more; whether anything is still open."""
-        tests, after = self.tests(rules), f"after {self.samples} samples"
+        after = f"after {self.samples} samples"
         for candidate in self.remaining:
-            lost = [test for test in tests[candidate.label] if test.lost]
-            if lost:
-                names = [f"{of_head(test.rival, self.task.head)} ({test.rate:.0%} won)" for test in lost]
-                candidate.dropped = f"{after}: it loses to {', '.join(names)}"
-        good = [candidate for candidate in self.passing(tests) if not candidate.posthoc.refused]
-        kept = leading(rules, [candidate.entry(self.panel) for candidate in good], seed)
+            entry = self.entry(candidate)
+            tests = [test for question in rules.questions(entry) for test in question.tests]
+            lost = [test for test in tests if test.state == "fails"]
+            names = [
+                f"it loses to {of_head(test.rival, self.task.head)} ({test.rate:.0%} won)" for test in lost
+            ]
+            reasons = [*names, *(veto.sentence for veto in entry.vetoes if veto.fell), entry.unfinished]
+            if any(reasons):
+                candidate.dropped = f"{after}: {', '.join(filter(None, reasons))}"
+        good = self.passing(rules)
+        kept = leading(rules, [self.entry(candidate) for candidate in good], seed)
         for candidate in good:
             if candidate.label not in kept:
                 candidate.dropped = f"{after}: others win more"

@@ -1,25 +1,31 @@
-"""Evidence: win indicators per sample, the tests made of them, and groups of methods."""
+"""Evidence: win indicators per sample, the tests and questions made of them, and groups of methods."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from veridical.functional import holm
+from veridical.auditing.grade import Grade
+from veridical.auditing.hidden import Veto
 from veridical.functional.responses import grid_step
 from veridical.functional.selection import leading_group
-from veridical.functional.significance import betting_p, win_units
+from veridical.functional.significance import (
+    betting_p,
+    confidence_sequence,
+    settle,
+    units_to_settle,
+    win_units,
+)
 from veridical.meta.admissible import tolerance
 from veridical.values.task import Task
 
-LEVEL = 0.95
-"""Of the intervals of win rates."""
+LEVEL = 0.99
+"""Of the intervals of win rates, which hold after every sample at once."""
 
 
 class SampleScores(NamedTuple):
@@ -111,31 +117,25 @@ class Rate(NamedTuple):
     samples: int
 
 
-def rate(won: Tensor) -> Rate:
-    """The win rate of units in the order in which samples were drawn."""
-    if not len(won):
-        return Rate(torch.nan, torch.nan, torch.nan, 1.0, 0)
-    return Rate(float(won.mean()), *wilson(float(won.mean()), len(won)), float(betting_p(won)), len(won))
+def together(won: Sequence[Tensor]) -> Tensor:
+    """Units of several tests as rows of one tensor; NaN is behind those of the shorter ones."""
+    return torch.nn.utils.rnn.pad_sequence([each.double() for each in won], True, torch.nan)
 
 
-def wilson(share: float, count: int, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's interval of a share of `count` samples: inside [0, 1], and never of no width (Wilson 1927).
-
-    Units between 0 and 1 spread less than wins and losses alone would, so it is wide enough for them too.
-    """
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    reach = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2) / (1 + z * z / count)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
-
-
-def shown_to_lose(won: Tensor, level: float) -> bool:
-    """Whether it is shown that fewer than half of the samples are won."""
-    return bool(len(won)) and float(betting_p(1 - won)) <= level
+def rates(won: Sequence[Tensor]) -> list[Rate]:
+    """The win rates of units in the order in which samples were drawn."""
+    if not won:
+        return []
+    rows = together(won)
+    low, high = (end.where(~rows.isnan().all(-1), torch.nan) for end in confidence_sequence(rows, LEVEL))
+    found = torch.stack([rows.nanmean(-1), low, high, betting_p(rows)], -1).tolist()
+    return [Rate(mean, a, b, p, len(each)) for each, (mean, a, b, p) in zip(won, found, strict=True)]
 
 
+SHOWN = 0.01
+"""The level at which a test is shown. It fails at this level divided by the number of a method's tests."""
 ALPHA = 0.05
-"""The chance that an audit trusts any method that does not deserve it."""
+"""The level at which methods are compared with each other."""
 MIN_SAMPLES = 24
 """Samples below which there is no verdict: a good method would not be found."""
 STAGES = (MIN_SAMPLES, 64, 200, 1000)
@@ -144,6 +144,7 @@ STAGES = (MIN_SAMPLES, 64, 200, 1000)
 The level of comparisons is divided over all of these, also where fewer are made: what a small audit calls
 worse, a larger one with the same first interim analyses would call worse, too.
 """
+ANOTHER_SAMPLE = "its map of another sample of the class"
 HERE = ("another model's map, same class", "another model's map, its own class")
 SIZE = "on another model: the size of the input"
 THERE = (
@@ -168,30 +169,59 @@ def of_head(rival: str, head: str) -> str:
 
 @dataclass(frozen=True)
 class Test:
-    """One rival that a method has to beat: the share of samples it wins, and p of "no more than half"."""
+    """One rival that a method has to beat: the share of samples it wins, and what that shows."""
 
     criterion: str
-    """removal, randomisation or truth."""
+    """The question it belongs to: removal, randomisation, sample or truth."""
     rival: str
-    """A control, or maps of another model."""
+    """A control, maps of another model, or of another sample."""
     rate: float
     """The share of samples that are won; ties count half."""
     low: float
-    """The lower end of its 95% interval."""
+    """The lower end of its 99% interval, which holds after every sample."""
     high: float
     """The upper end."""
     p: float
     """How surely it is more than half: valid however many interim analyses there were."""
     samples: int
     """Samples it rests on."""
-    lost: bool = False
-    """Whether it is shown that fewer than half are won."""
+    state: str = "open"
+    """"shown" or "fails", by the bound that was crossed first, else "open"."""
+    settled_at: int = 0
+    """After how many samples that was; later ones cannot change it."""
 
     __test__ = False  # for pytest, which collects what is called so
 
     @classmethod
-    def of(cls, criterion: str, rival: str, won: Tensor) -> Test:
-        return cls(criterion, rival, *rate(won), lost=shown_to_lose(won, ALPHA))
+    def all_of(cls, won: Mapping[tuple[str, str], Tensor]) -> list[Test]:
+        """All tests of a method, from their units by question and rival."""
+        if not won:
+            return []
+        side, at = settle(together(list(won.values())), SHOWN, SHOWN / len(won))
+        found = zip(won, rates(list(won.values())), side.tolist(), at.tolist(), strict=True)
+        states = ("open", "shown", "fails")
+        return [cls(a, b, *rate, state=states[s], settled_at=n) for (a, b), rate, s, n in found]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about a method and what came of it, by its tests; or why it was not asked."""
+
+    criterion: str
+    state: str
+    """"shown", "fails", "open" or "not asked"."""
+    reason: str = ""
+    """Why it was not asked, if so."""
+    tests: tuple[Test, ...] = ()
+
+    @classmethod
+    def of(cls, criterion: str, tests: Sequence[Test], why_not: str = "") -> Question:
+        """It fails if any test fails, and is shown if all are."""
+        if why_not:
+            return cls(criterion, "not asked", why_not)
+        states = {test.state for test in tests}
+        state = "fails" if "fails" in states else "shown" if states == {"shown"} else "open"
+        return cls(criterion, state, "", tuple(tests))
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +233,22 @@ class Entry:
     truth: SampleScores | None = None
     randomisation: tuple[Tensor, ...] = ()
     """The units of the model randomisation tests, those of `HERE` and `THERE`, as far as they were run."""
+    sample: Tensor | None = None
+    """Units against its own maps of other samples of the class, as far as that was run."""
+    not_asked: Mapping[str, str] = field(default_factory=dict)
+    """Questions that cannot be asked of this method, and why."""
+    vetoes: tuple[Veto, ...] = ()
+    grade: Grade | None = None
+    unfinished: str = ""
+    """Why it was not tested to the end, if so: a cell that failed, or the budget."""
+    dropped: str = ""
+    """When and why it left the elimination."""
+    alike: float = math.nan
+    """How alike its maps of two samples of one class are: the median correlation."""
+
+
+CRITERIA = ("removal", "randomisation", "sample", "truth")
+"""The questions, in the order in which they are asked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +256,7 @@ class Rules:
     """What all methods have to beat, and how near two scores tie."""
 
     criteria: tuple[str, ...]
+    """The questions that are asked."""
     grid: Grid
     admissible: tuple[int, ...]
     """Which of the removal metrics are admissible."""
@@ -217,39 +264,61 @@ class Rules:
     """The draws of each control under the removal metrics."""
     noise: Mapping[str, Sequence[SampleScores]]
     """Those under the truth, of controls that are chance."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Questions that cannot be asked on this task, and why."""
+    chance: tuple[str, ...] = ("random",)
+    """The controls that are chance."""
 
     def removal_units(self, own: SampleScores, others: Sequence[SampleScores]) -> Tensor:
         """Wins over the admissible metrics."""
         return units(own.of(self.admissible), [other.of(self.admissible) for other in others], self.grid)
 
-    def tests(self, entry: Entry) -> tuple[Test, ...]:
-        """All tests of a method; a criterion that it has not reached counts as lost."""
-        found = [
-            Test.of("removal", name, self.removal_units(entry.removal, draws))
+    def won(self, entry: Entry) -> dict[tuple[str, str], Tensor]:
+        """The units of every test of a method, by question and rival; none where it has not been run."""
+        nothing = torch.empty(0, dtype=torch.float64)
+        found = {
+            ("removal", name): self.removal_units(entry.removal, draws)
             for name, draws in self.controls.items()
-        ]
-        if "truth" in self.criteria and entry.truth is not None:
-            found += [
-                Test.of("truth", name, units(entry.truth, draws, self.grid))
-                for name, draws in self.noise.items()
-            ]
+        }
         if "randomisation" in self.criteria:
-            nothing = torch.empty(0, dtype=torch.float64)
             rivals = (*HERE, *THERE)
             won = entry.randomisation or (nothing,) * len(rivals)
-            found += [Test.of("randomisation", what, each) for what, each in zip(rivals, won, strict=True)]
-        return tuple(found)
+            found |= {("randomisation", rival): each for rival, each in zip(rivals, won, strict=True)}
+        if "sample" in self.criteria:
+            found["sample", ANOTHER_SAMPLE] = nothing if entry.sample is None else entry.sample
+        if "truth" in self.criteria and entry.truth is not None:
+            found |= {
+                ("truth", name): units(entry.truth, draws, self.grid) for name, draws in self.noise.items()
+            }
+        return found
+
+    def questions(self, entry: Entry) -> tuple[Question, ...]:
+        """All questions about a method; one that it has not reached is open."""
+        won = self.won(entry)
+        tests = Test.all_of(won)
+        why_not = {**self.absent, **entry.not_asked}
+        return tuple(
+            Question.of(name, [test for test in tests if test.criterion == name], why_not.get(name, ""))
+            for name in CRITERIA
+            if name in self.criteria or name in why_not
+        )
+
+    def samples_needed(self, entry: Entry, question: Question, seed: int = 0) -> int | None:
+        """How many samples would settle an open question four times in five; None for more than 1,000."""
+        won = self.won(entry)
+        still = [won[question.criterion, test.rival] for test in question.tests if test.state == "open"]
+        if not still:
+            return None
+        count = min(map(len, still))
+        return units_to_settle(
+            torch.stack([each[:count] for each in still]), SHOWN, SHOWN / len(won), seed=seed
+        )
 
 
-def largest_p(tests: Sequence[Test]) -> float:
-    """The p of "it fails at least one test": an intersection-union test needs no correction."""
-    return max((test.p for test in tests), default=1.0)
-
-
-def corrected(p: Mapping[str, float]) -> dict[str, float]:
-    """Holm's correction over every method that started."""
-    adjusted = holm(torch.tensor(list(p.values()), dtype=torch.float64))
-    return dict(zip(p, adjusted.tolist(), strict=True))
+def passed(questions: Sequence[Question], but: str = "") -> bool:
+    """Whether every question that is asked is shown, one left out where it is named."""
+    asked = [question for question in questions if question.state != "not asked"]
+    return bool(asked) and all(q.state == "shown" for q in asked if q.criterion != but)
 
 
 def pairwise(rules: Rules, entries: Sequence[Entry]) -> Tensor:
@@ -268,10 +337,14 @@ def leading(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[str,
 
 
 def groups_of(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[tuple[str, ...], ...]:
-    """The leading group, then the leading one of the others, and so on."""
+    """The leading group, then the leading one of the others, and so on.
+
+    Who left the elimination because others win more has fewer samples than those, and leads behind them.
+    """
     left, found = list(entries), []
     while left:
-        group = leading(rules, left, seed)
+        most = max(entry.removal.samples for entry in left)
+        group = leading(rules, [entry for entry in left if entry.removal.samples == most], seed)
         found.append(group)
         left = [entry for entry in left if entry.label not in group]
     return tuple(found)

@@ -1,15 +1,16 @@
-"""Post-hoc checks of methods that pass every test: is a map about its sample, and about these weights?"""
+"""Checks of methods that pass the tests: is a map about its sample, and the same for nearly these weights?"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from veridical.auditing.evidence import ALPHA, Rules, Test, of_head
+from veridical.auditing.evidence import Rules
+from veridical.auditing.hidden import Veto
 from veridical.auditing.jobs import Job
 from veridical.auditing.model_randomisation import sample_scores
 from veridical.core.key import Key
@@ -22,12 +23,15 @@ from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from veridical.auditing.elimination import Candidate, Elimination
 
 
-ANOTHER_SAMPLE = "its map of another sample of the class"
 PAIRS = 12
 """Samples that share their class with another, below which nothing is tested."""
+MIN_FEATURES = 3
+"""Of fewer features two maps always correlate with 1 or -1."""
 ALIKE = 0.99
 """The correlation from which on maps are the same."""
 NEARLY_ALIKE = 0.95
@@ -41,27 +45,6 @@ MIN_AGREEMENT = 0.95
 """The agreement below which maps of the two differ."""
 YARDSTICKS = ("gradient", "occlusion")
 """Maps that show whether the model itself treats samples alike: a linear model has one gradient."""
-
-
-@dataclass(frozen=True)
-class PosthocChecks:
-    """What came of it, for one method."""
-
-    refused: str = ""
-    """Why it is not trusted although it passes every test, if so."""
-    alike: float = math.nan
-    """How alike its maps of two samples of one class are: the median correlation."""
-    sample: Test | None = None
-    """Its maps against those of another sample of the class, where that was tested."""
-    perturbed_copy: float = math.nan
-    """How alike its maps are to those of nearly the same model: the median agreement."""
-    again: float = math.nan
-    """How alike they are when the same model is explained again, where those of the copy are not."""
-
-    @property
-    def conclusive(self) -> bool:
-        """Whether more samples would not change that it is refused."""
-        return bool(self.refused) and (self.perturbed_copy < MIN_AGREEMENT or self.alike > ALIKE)
 
 
 def likeness(first: Tensor, other: Tensor, where: Tensor | None = None) -> Tensor:
@@ -81,15 +64,22 @@ def agreement(first: Tensor, other: Tensor, where: Tensor | None = None) -> Tens
     return torch.maximum(likeness(first, other, where), 1 - apart)
 
 
+def why_not_of_sample(task: Task) -> str:
+    """Why maps of other samples of the class cannot take the place of a sample's own; empty if they can."""
+    if task.head == "generation" or task.space.valid is not None or task.space.per_sample:
+        return "features of one sample are not those of another"
+    if task.space.n_features < MIN_FEATURES:
+        return f"with fewer than {MIN_FEATURES} features the maps of two samples hardly differ"
+    return ""
+
+
 def same_target(task: Task) -> tuple[Tensor, Tensor]:
     """Samples that share their class with another, and for each the next one of its class.
 
-    None where features of one sample are not those of another, such as words of texts or segments of photos,
-    nor where there are fewer than three: two values always correlate with 1 or -1.
+    None where `why_not_of_sample` says why.
     """
     rows = torch.arange(len(task), device=task.device)
-    unlike = task.space.valid is not None or task.space.per_sample or task.space.n_features < 3
-    if task.head == "generation" or unlike:
+    if why_not_of_sample(task):
         return rows[:0], rows[:0]
     groups = [(task.targets == target).nonzero()[:, 0] for target in task.targets.unique()]
     pairs = [(group, group.roll(-1)) for group in groups if len(group) > 1]
@@ -98,6 +88,15 @@ def same_target(task: Task) -> tuple[Tensor, Tensor]:
     own, other = (torch.cat(some) for some in zip(*pairs, strict=True))
     order = own.argsort()
     return own[order], other[order]
+
+
+def why_no_sample(task: Task, steps: Sequence[tuple[int, int]]) -> str:
+    """Why it is not asked whether maps are about the sample; empty where it is."""
+    why = why_not_of_sample(task)
+    if why:
+        return why
+    shared = sum(len(same_target(task[start:stop])[0]) for start, stop in steps)
+    return f"only {shared} samples share their class with another" if shared < PAIRS else ""
 
 
 def exchanged(made: Explanation, rows: Tensor, others: Tensor) -> Explanation:
@@ -137,48 +136,57 @@ def nearly_the_same(task: Task, perturbed_copy: Task) -> bool:
     return bool((own - other).abs().max() <= COPY_MOVES * own.abs().max())
 
 
-def reason(found: PosthocChecks, rightly: bool) -> str:
-    """Why a method is not trusted, in words; nothing where there is no post-hoc check."""
-    if found.again < MIN_AGREEMENT:
-        return (
-            f"its maps differ from call to call (r = {found.again:.2f}): those scored here are not those it "
+def of_the_copy(r: float, again: float, samples: int) -> Veto:
+    """What maps of nearly the same model show, `again` being those of the same model once more."""
+    if again < MIN_AGREEMENT:
+        words = (
+            f"its maps differ from call to call (r = {again:.2f}): those scored here are not those it "
             "gives next time; let it draw from its argument `key`, or from the global generators of torch "
             "and numpy, which are seeded for it"
         )
-    if found.perturbed_copy < MIN_AGREEMENT:
-        return (
-            "its maps turn into others when the weights change by a thousandth "
-            f"(r = {found.perturbed_copy:.2f}): it explains these very weights in a way of its own"
+        return Veto("perturbed copy", True, words, samples)
+    if r < MIN_AGREEMENT:
+        words = (
+            f"its maps turn into others when the weights change by a thousandth (r = {r:.2f}): it explains "
+            "these very weights in a way of its own"
         )
-    if found.sample is None or found.sample.samples < PAIRS or found.sample.p <= ALPHA or rightly:
-        return ""
-    return (
-        f"its maps are not shown to be about the sample: {found.sample.rival} does as well "
-        f"({found.sample.rate:.0%} won, r = {found.alike:.2f} between them)"
-    )
+        return Veto("perturbed copy", True, words, samples)
+    words = f"weights that differ by a thousandth get nearly the same maps (r = {r:.2f})"
+    return Veto("perturbed copy", False, words, samples)
 
 
 def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
-    """Check those that pass every test, and let those go that cannot be trusted any more."""
+    """Set maps of passing methods against those of other samples, and of nearly the same model."""
     rows, others = same_target(elimination.first_stage)
     for candidate in elimination.candidates.values():
         made = candidate.done[0].explanation
         if made is not None:
-            candidate.posthoc = replace(candidate.posthoc, alike=class_likeness(made, rows, others))
-    passing = elimination.passing(elimination.tests(rules))
-    _compare_perturbed_copy(elimination, [candidate for candidate in passing if not candidate.same_target])
+            candidate.alike = class_likeness(made, rows, others)
+    passing = elimination.passing(rules, but="sample")
+    _compare_perturbed_copy(elimination, [candidate for candidate in passing if not candidate.vetoes])
+    if "sample" not in rules.criteria:
+        return
     for stage in range(len(elimination.stages)):
-        _compare_same_target(elimination, [r for r in passing if _open(r, stage)], stage, rules)
+        still = [r for r in passing if len(r.same_target) == stage and _open(elimination, r, rules)]
+        _compare_same_target(elimination, still, stage, rules)
     for candidate in passing:
         made = candidate.done[0].explanation
         assert made is not None
-        found = replace(candidate.posthoc, sample=_test(candidate, elimination.task.head), refused="")
-        refused = reason(found, rightly=False)
-        if refused and found.alike > ALIKE and _rightly(elimination, made):
-            refused = reason(found, rightly=True)
-        candidate.posthoc = replace(found, refused=refused)
-        if candidate.posthoc.conclusive:
-            candidate.dropped = f"after {elimination.samples} samples: {refused}"
+        if candidate.alike <= ALIKE or not _open(elimination, candidate, rules):
+            continue
+        if _rightly(elimination, made):
+            candidate.not_asked["sample"] = (
+                "the model itself, by its gradient or by occlusion, treats the samples of a class alike"
+            )
+        else:
+            words = f"it shows one map for all samples of a class (r = {candidate.alike:.2f} between them)"
+            candidate.vetoes["one map"] = Veto("one map", True, words, len(rows))
+
+
+def _open(elimination: Elimination, candidate: Candidate, rules: Rules) -> bool:
+    """Whether it is still open whether its maps are about the sample."""
+    asked = rules.questions(elimination.entry(candidate))
+    return any(question.criterion == "sample" and question.state == "open" for question in asked)
 
 
 def _compare_perturbed_copy(elimination: Elimination, candidates: list[Candidate]) -> None:
@@ -193,34 +201,31 @@ def _compare_perturbed_copy(elimination: Elimination, candidates: list[Candidate
         return
     for candidate in candidates:
         r = _agreement(elimination, candidate, few, "perturbed copy")
-        again = math.nan
-        if r < MIN_AGREEMENT:
+        again, samples = math.nan, len(few)
+        if r is not None and r < MIN_AGREEMENT:
             # what it draws may depend on the samples it is given together: on all that were scored, once more
             r = _agreement(elimination, candidate, perturbed_copy, "perturbed copy, all samples")
-            again = _agreement(elimination, candidate, whole.changed(alone=True), "once more")
-        candidate.posthoc = replace(candidate.posthoc, perturbed_copy=r, again=again)
+            once_more = _agreement(elimination, candidate, whole.changed(alone=True), "once more")
+            again, samples = math.nan if once_more is None else once_more, len(whole)
+        if r is None:
+            candidate.unfinished = "it has no map for weights that differ by a thousandth"
+        else:
+            candidate.vetoes["perturbed copy"] = of_the_copy(r, again, samples)
 
 
-def _agreement(elimination: Elimination, candidate: Candidate, other: Task, place: str) -> float:
-    """The median agreement of its maps with those of another task; 0 with a map that is not there."""
+def _agreement(elimination: Elimination, candidate: Candidate, other: Task, place: str) -> float | None:
+    """The median agreement of its maps with those of another task; None without a map where it has one."""
     job = Job(candidate.label, candidate.explainer, {}, other, other, place)
     made, own = elimination.jobs.do([job], place)[0].explanation, candidate.done[0].explanation
     assert own is not None  # who passes every test has maps
+    if made is None:
+        return None
     own = own.take(slice(0, len(other)))
-    theirs = torch.full_like(own.values, torch.nan) if made is None else made.values.to(own.values)
     there = own.values.isfinite().all(-1)  # without a map of the model either nothing can be compared
+    theirs = made.values.to(own.values)
+    if not bool(theirs[there].isfinite().all()):
+        return None
     return float(agreement(own.values, theirs, own.valid)[there].nan_to_num(0.0).median())
-
-
-def _open(candidate: Candidate, stage: int) -> bool:
-    """Whether a stage is the next one to be tested, and may decide something."""
-    next_one = len(candidate.same_target) == stage < len(candidate.done)
-    return next_one and candidate.done[stage].explanation is not None and _test(candidate).p > ALPHA
-
-
-def _test(candidate: Candidate, head: str = "multiclass") -> Test:
-    won = torch.cat(candidate.same_target) if candidate.same_target else torch.empty(0)
-    return Test.of("sample", of_head(ANOTHER_SAMPLE, head), won)
 
 
 def _compare_same_target(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from veridical.auditing.check import Checks
 from veridical.auditing.effort import Effort
 from veridical.auditing.evidence import Test
+from veridical.auditing.sentences import reason_of
 from veridical.auditing.verdict import HEAD, Ranking, Verdict
 from veridical.errors import InputError
 from veridical.fidelity import RobustnessTable
@@ -102,7 +103,8 @@ class Audit:
         Returns
         -------
         pandas.DataFrame
-            One row per explainer: win rate against the controls, interval, tests, group and verdict.
+            One row per explainer: its word (`status`) and reason, grade, questions, tests, win rate against
+            the controls with its interval, and group.
         """
         return self.verdict.to_frame()
 
@@ -163,8 +165,17 @@ class Audit:
                 "sentences": list(self.sentences),
                 "why_no_verdict": verdict.why_none,
                 "criteria": list(verdict.criteria),
-                "absent_lines": dict(verdict.absent),
-                "ranking": [{**asdict(p), "trusted": p.trusted, "status": p.status} for p in verdict.places],
+                "not_asked": dict(verdict.absent),
+                "ranking": [
+                    {
+                        **asdict(place),
+                        "grade": None if place.grade is None else place.grade._asdict(),
+                        "status": place.status,
+                        "trusted": place.trusted,
+                        "reason": "" if place.control else reason_of(place, self.task.head, verdict),
+                    }
+                    for place in verdict.places
+                ],
                 "groups": [list(group) for group in verdict.groups],
                 "pairs": [asdict(pair) for pair in verdict.pairs],
                 "beside": [asdict(test) for test in self.beside],

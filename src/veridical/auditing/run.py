@@ -38,7 +38,7 @@ from veridical.auditing.jobs import JobRunner
 from veridical.auditing.model_randomisation import given_models, other_models
 from veridical.auditing.posthoc_checks import run_posthoc_checks
 from veridical.auditing.result import Audit
-from veridical.auditing.sentences import sentences
+from veridical.auditing.sentences import Circumstances, in_sentences
 from veridical.auditing.verdict import Field, decide, metric_roles
 from veridical.concepts.materials import entries
 from veridical.core.allowed import MANY, Within
@@ -180,6 +180,7 @@ def audit(
             candidates(methods.explainers, task, seed),
             {label: Candidate(label, control, control=True) for label, control in methods.controls.items()},
             cost_of_scores(panel.scoring, task, seed),
+            absent,
         )
         damage = _eliminate(elimination, plan, seed, notes, progress)
     skipped = {**methods.skipped, **elimination.left_out}
@@ -193,12 +194,9 @@ def audit(
     with clock("verdict"):
         started = elimination.candidates.items()
         known = Field(
-            entries={label: candidate.entry(panel) for label, candidate in started},
+            entries={label: elimination.entry(candidate) for label, candidate in started},
             rules=elimination.rules(),
             rows={label: candidate.rows for label, candidate in started},
-            absent=absent,
-            dropped={label: candidate.dropped for label, candidate in started if candidate.dropped},
-            posthoc={label: candidate.posthoc for label, candidate in started},
             why_none=moves_by(task),
         )
         verdict = decide(known, metric_roles(panel, damage, reliability), seed)
@@ -208,12 +206,12 @@ def audit(
     with clock("concepts"):
         compared = concepts_of(whole, methods_of_concepts, seed, evaluation, notes)
     notes += incomplete(evaluation.scores.values())
-    ended = elimination.ended and (
-        f"Decided on {elimination.samples} of {len(task)} samples: {elimination.ended}."
+    circumstances = Circumstances(
+        checks, len(distinct), len(task), elimination.ended, moves_by(task), task.head, skipped, notes
     )
     return Audit(
         task=task,
-        verdict=replace(verdict, sentences=sentences(verdict, checks, skipped, notes, ended)),
+        verdict=replace(verdict, words=in_sentences(verdict, circumstances)),
         checks=checks,
         evaluation=evaluation,
         reliability=reliability,

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from veridical.auditing.check import Checks
-from veridical.auditing.evidence import ALPHA, HERE, Test, of_head
-from veridical.auditing.posthoc_checks import NEARLY_ALIKE
-from veridical.auditing.verdict import Place, Verdict
+from veridical.auditing.evidence import HERE, SIZE, Test, of_head
+from veridical.auditing.verdict import Place, Verdict, Words
 
 SURE_SAMPLES = 64
+"""Samples with which a method that wins three in four is found nearly always."""
+ALIKE_ENOUGH = 0.95
+"""The correlation between samples of a class from which on the verdict mentions it."""
 WORDS = {
     "random": "noise",
     "input_magnitude": "the size of the input",
     "sobel": "edges",
 }
-CRITERIA = {"removal": "when features are removed", "truth": "at finding what is known to matter"}
 QUESTIONS = {
     "removal": "Do the features it names matter to this model?",
     "randomisation": "Does it explain this model and not another?",
+    "sample": "Is it about this sample?",
     "truth": "Does it find what is known to matter?",
 }
+INFORMATIVE = "Trusted means informative, not complete."
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What an audit knows beside the verdict: of the samples, the model, and what was left out."""
+
+    checks: Checks
+    given: int = 0
+    """Distinct samples there are."""
+    planned: int = 0
+    """Those that were to be compared."""
+    ended: str = ""
+    """Why not all of these were compared, if so."""
+    moves: str = ""
+    """How far the outputs move from call to call; empty where they stay."""
+    head: str = "multiclass"
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 def in_words(rival: str, head: str = "multiclass") -> str:
@@ -28,158 +50,250 @@ def in_words(rival: str, head: str = "multiclass") -> str:
     return WORDS.get(rival, of_head(rival, head))
 
 
-def sentences(
-    verdict: Verdict, checks: Checks, skipped: Mapping[str, str], notes: Sequence[str] = (), ended: str = ""
-) -> tuple[str, ...]:
-    """What a reader must know, most important first; `ended` is why not all samples were compared."""
-    first, *choice = _choice(verdict)
-    return (
-        first,
-        *([ended] if ended else []),
-        *choice,
-        *_not_tried(skipped),
-        *_of_the_class(verdict),
-        *_distrust(verdict),
-        *_metrics(verdict),
-        *(check.sentence for check in checks.failed),
-        *_few_samples(verdict),
-        *notes,
+def question_of(criterion: str, head: str = "multiclass") -> str:
+    """A question as a reader asks it."""
+    return QUESTIONS[criterion]
+
+
+def in_sentences(verdict: Verdict, known: Circumstances) -> Words:
+    """What a reader must know."""
+    places = () if verdict.why_none else verdict.ranking
+    failed = [check for check in known.checks.failed if check.name not in ("accuracy", "steadiness")]
+    return Words(
+        tuple(_answer(verdict, known)),
+        tuple(line_of(place, verdict, known.head) for place in places),
+        (
+            *_absent(verdict),
+            *_of_the_class(verdict),
+            *_metrics(verdict),
+            *(check.sentence for check in failed),
+            *known.notes,
+        ),
     )
 
 
-def _choice(verdict: Verdict) -> Iterator[str]:
+def headline(verdict: Verdict) -> str:
+    """The answer in a few words."""
     if verdict.why_none:
-        yield f"No verdict: {verdict.why_none}."
-        return
-    best = verdict.best
-    if best is None:
-        none = (
-            "No method is trusted on this model: none is shown to beat every control under every criterion."
-        )
-        undecided = [place.explainer for place in verdict.ranking if place.status == "not decided"]
-        if undecided:
-            yield f"{none} {joined(undecided)} {'is' if len(undecided) == 1 else 'are'} not decided."
-        elif all(place.fails for place in verdict.ranking):
-            yield f"{none} Do not use any of these explanations as evidence."
-        else:
-            yield none
-        return
-    place = verdict[best]
-    how = "Use" if not place.provisional else "Use, provisionally,"
-    yield f"{how} {best}: {evidence_of(place)} ({place.samples} samples)."
-    for line, why in verdict.absent.items():
-        yield f"Trust is provisional: the criterion '{line}' is absent, since {why}."
-    equals = [name for name in verdict.leading if name != best]
-    if equals:
-        yield (
-            f"{joined(equals)} cannot be distinguished from it on these samples; {best} is named because its "
-            f"maps are the cheapest ({place.rows:,} rows each)."
-        )
-    if len(verdict.ranking) == 1:
-        yield "It was the only method tried, so it is compared with no other."
-    others = [p.explainer for p in verdict.ranking if p.trusted and p.explainer not in verdict.leading]
-    if others:
-        they = "is trusted too, but loses" if len(others) == 1 else "are trusted too, but lose"
-        yield f"{joined(others)} {they} to those above."
+        return "No verdict"
+    if verdict.best is None:
+        return "No method is trusted on this model"
+    how = "Use, provisionally," if verdict[verdict.best].provisional else "Use"
+    return f"{how} {joined(sorted(verdict.leading, key=lambda who: verdict[who].rows), 'or')}"
 
 
-def evidence_of(place: Place) -> str:
-    """The tests of a trusted method in a sentence."""
-    removal = [f"{in_words(t.rival)} in {t.rate:.0%}" for t in place.tests if t.criterion == "removal"]
-    words = f"when features are removed it beats {joined(removal)} of samples"
-    fits = [t.rate for t in place.tests if t.criterion == "randomisation"]
-    if fits:
-        words += f", it fits this model better than another in {min(fits):.0%}"
-    sample = place.posthoc.sample
-    if sample is not None and sample.p <= ALPHA:
-        words += f", its map beats {sample.rival.replace('its map', 'that')} in {sample.rate:.0%}"
-    truth = [t.rate for t in place.tests if t.criterion == "truth"]
-    if truth:
-        words += f", and it finds what is known to matter better than noise in {min(truth):.0%}"
-    return words
-
-
-def _of_the_class(verdict: Verdict) -> Iterator[str]:
-    """Trusted methods whose maps hardly depend on the sample, rightly so: a reader must know."""
-    alike = [place for place in verdict.ranking if place.trusted and place.posthoc.alike > NEARLY_ALIKE]
-    for place in alike:
-        yield (
-            f"The maps of {place.explainer} hardly depend on the sample (r = {place.posthoc.alike:.2f} "
-            "between samples of a class): read them as what the model does with the class."
-        )
-
-
-def _not_tried(skipped: Mapping[str, str]) -> Iterator[str]:
-    """Who could not be tried although it might have won."""
-    dear = [name for name, why in skipped.items() if "budget" in why]
+def _answer(verdict: Verdict, known: Circumstances) -> Iterator[str]:
+    """The first paragraph."""
+    yield from _choice(verdict, known.head)
+    yield from _on_what(verdict, known)
+    said = [check.sentence for check in known.checks.checks if check.name == "accuracy"]
+    yield " ".join(said) or "Labels were not given, so nobody knows how often the model is right."
+    if not known.moves:
+        yield "Given the same row again, the model answers alike."
+    else:
+        why = "chance or the other rows of a batch are in every score"
+        yield f"Given the same row again, {known.moves}: {why}."
+    dear = [name for name, why in known.skipped.items() if "budget" in why]
     if dear:
         yield f"Not tried, for lack of budget: {joined(dear)}. The answer is about the others."
 
 
-def _distrust(verdict: Verdict) -> Iterator[str]:
+def _choice(verdict: Verdict, head: str) -> Iterator[str]:
     if verdict.why_none:
+        yield f"No verdict: {verdict.why_none}."
         return
-    openings = {"not trusted": "Do not trust", "failed": "No map of", "not decided": "Not decided for"}
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    for place in verdict.ranking:
-        if place.status in openings:
-            by_reason.setdefault((openings[place.status], reason_of(place)), []).append(place.explainer)
-    for (opening, reason), names in by_reason.items():
-        yield f"{opening} {joined(names)}: {reason}."
+    if verdict.best is None:
+        yield _nobody(verdict)
+        return
+    best, name = verdict[verdict.best], verdict.best
+    if len(verdict.leading) > 1:
+        yield f"{headline(verdict)}: they lead, and these samples do not distinguish them. {INFORMATIVE}"
+        yield f"{name} has the cheapest maps of these ({best.rows:,} rows each): {evidence_of(best, head)}."
+    else:
+        yield f"{headline(verdict)}: {evidence_of(best, head)}. {INFORMATIVE}"
+    if len(verdict.ranking) == 1:
+        yield "It was the only method tried, so it is compared with no other."
 
 
-def reason_of(place: Place) -> str:
-    """Why a method is not trusted, by the first criterion that it fails or that is open."""
-    if not place.samples:
-        return place.dropped or "it has no map"
-    shown = [test for test in place.not_passed if test.lost] if place.fails else list(place.not_passed)
-    for criterion, what in CRITERIA.items():
-        here = [test for test in shown if test.criterion == criterion]
-        if here and place.fails:
-            return f"no better than {joined([in_words(test.rival) for test in here])} {what}"
-        if here:
-            won = joined([f"{test.rate:.0%} against {in_words(test.rival)}" for test in here])
-            return f"of {here[0].samples} samples it wins {won} {what}, too few to tell"
-    if place.posthoc.refused:
-        return place.posthoc.refused
-    halves = [test for test in shown if test.criterion == "randomisation"]
-    if halves and place.fails:
-        return randomisation_reason(halves)
-    if halves and not halves[0].samples:
-        return "it was not set against other models"
-    if halves:
-        worst = min(halves, key=lambda test: test.rate)
-        where = "fits this model better than another" if worst.rival in HERE else "follows another model"
-        return f"its map {where} in {worst.rate:.0%} of {worst.samples} samples, too few to tell"
-    return (
-        "it passes each test by itself, but not after correction for all methods tried "
-        f"(p = {place.p_holm:.2f}); more samples or fewer methods would tell"
+def _nobody(verdict: Verdict) -> str:
+    """What is said where no method is trusted."""
+    count = len(verdict.ranking)
+    words = [place.status for place in verdict.ranking]
+    if all(word == "refuted" for word in words):
+        return f"{headline(verdict)}: all are refuted. Do not use any of these explanations as evidence."
+    found = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
+    return f"{headline(verdict)}: of {count}, {joined(found)}."
+
+
+def _on_what(verdict: Verdict, known: Circumstances) -> Iterator[str]:
+    """On how many of how many distinct samples, and why it stopped there."""
+    samples, given, planned = verdict.samples, known.given, known.planned or verdict.samples
+    if not given:
+        return
+    of = (
+        f"all {given:,} distinct samples"
+        if samples == given
+        else f"{samples:,} of {given:,} distinct samples"
+    )
+    if known.ended:
+        why = f"; {planned:,} were planned, but {known.ended}" if planned > samples else f"; {known.ended}"
+    else:
+        why = "" if samples == given else ", as many as this effort takes"
+    yield f"Decided on {of}{why}." if not verdict.why_none else f"Compared: {of}{why}."
+
+
+def line_of(place: Place, verdict: Verdict, head: str = "multiclass") -> str:
+    """A method in a line: word, grade, reason."""
+    return f"{place.explainer}: {', '.join(filter(None, (place.status, grade_of(place))))}; " + (
+        f"{reason_of(place, head, verdict)}."
     )
 
 
-def randomisation_reason(halves: Sequence[Test]) -> str:
-    """What a lost half of the model randomisation test means."""
-    if any(test.rival in HERE for test in halves):
-        return "maps made for another model explain this one as well"
-    return "the maps do not follow when the model is another one"
+def grade_of(place: Place) -> str:
+    """How much it shows, in words; nothing where that was not measured."""
+    grade = place.grade
+    if grade is None or grade.value != grade.value:
+        return ""
+    return f"shows {grade} of what {grade.reference} shows"
+
+
+def evidence_of(place: Place, head: str = "multiclass") -> str:
+    """The tests of a trusted method in a sentence."""
+    found: dict[str, list[Test]] = {}
+    for test in place.tests:
+        found.setdefault(test.criterion, []).append(test)
+    parts = (
+        [f"when features are removed it beats {_wins(found['removal'], head)}"] if "removal" in found else []
+    )
+    if "randomisation" in found:
+        parts.append(f"it fits this model better than another in {_least(found['randomisation'])}")
+    if "sample" in found:
+        other = of_head("that of another sample of the class", head)
+        parts.append(f"its map beats {other} in {_least(found['sample'])}")
+    if "truth" in found:
+        parts.append(f"it finds what is known to matter better than noise in {_least(found['truth'])}")
+    return f"{joined(parts)} of {place.samples} samples"
+
+
+def _least(tests: Sequence[Test]) -> str:
+    return f"{min(test.rate for test in tests):.0%}"
+
+
+def _wins(tests: Sequence[Test], head: str) -> str:
+    return joined([f"{in_words(test.rival, head)} in {test.rate:.0%}" for test in tests])
+
+
+def reason_of(place: Place, head: str = "multiclass", verdict: Verdict | None = None) -> str:
+    """Why this is its word."""
+    status = place.status
+    if place.trusted:
+        words = evidence_of(place, head)
+        best = verdict.best if verdict is not None else None
+        if verdict is not None and best is not None and place.explainer not in verdict.leading:
+            share = verdict.share(place.explainer, best)
+            words += f"; it beats {best} in {share:.0%}"
+        return words
+    if status == "no verdict":
+        return ""
+    if status == "refuted":
+        return joined([*_failed(place, head), *(veto.sentence for veto in place.vetoes if veto.fell)])
+    if status == "adds nothing shown":
+        return _adds_nothing(place, head)
+    return _undecided(place, head)
+
+
+def _failed(place: Place, head: str) -> Iterator[str]:
+    """What each question that fails means."""
+    for question in place.questions:
+        lost = [test for test in question.tests if test.state == "fails"]
+        if not lost:
+            continue
+        if question.criterion == "removal":
+            yield f"when features are removed it wins only {_against(lost, head)} of samples"
+        elif question.criterion == "truth":
+            yield f"at finding what is known to matter it wins only {_against(lost, head)} of samples"
+        elif question.criterion == "sample":
+            yield f"{of_head(lost[0].rival, head)} explains a sample better ({_least(lost)} won)"
+        elif any(test.rival in HERE for test in lost):
+            yield f"maps made for another model explain this one better ({_least(lost)} won)"
+        elif all(test.rival == SIZE for test in lost):
+            yield f"on another model it is worse than the size of the input ({_least(lost)} won)"
+        else:
+            yield f"its maps do not follow when the model is another one ({_least(lost)} won)"
+
+
+def _against(tests: Sequence[Test], head: str) -> str:
+    return joined([f"{test.rate:.0%} against {in_words(test.rival, head)}" for test in tests])
+
+
+def _adds_nothing(place: Place, head: str) -> str:
+    removal = [test for test in place.tests if test.criterion == "removal"]
+    equal = [test for test in removal if test.rival in place.equal_to]
+    beaten = [test for test in removal if test.rival not in place.equal_to]
+    names = joined([in_words(test.rival, head) for test in equal])
+    return (
+        f"it beats {_wins(beaten, head)} of samples, but {names} already "
+        f"{'explains' if len(equal) == 1 else 'explain'} this model as well ({_interval(equal[0])} won)"
+    )
+
+
+def _interval(test: Test) -> str:
+    return f"{test.rate:.0%} [{test.low:.0%}, {test.high:.0%}]"
+
+
+def _undecided(place: Place, head: str) -> str:
+    """What is open: the weakest question, how it stands, and how many samples would decide it."""
+    question = place.weakest
+    if place.unfinished or question is None:
+        return place.unfinished or place.dropped or "it has no map"
+    if not all(test.samples for test in question.tests):
+        return f'"{question_of(question.criterion, head)}" was not reached'
+    still = [test for test in question.tests if test.state == "open"]
+    worst = max(still, key=lambda test: test.p)
+    needed = f"about {place.needed:,}" if place.needed else "more than 1,000"
+    return (
+        f'open is "{question_of(question.criterion, head)}": {_of_rival(worst, head)} in '
+        f"{_interval(worst)} of {worst.samples} samples; {needed} would decide it"
+    )
+
+
+def _of_rival(test: Test, head: str) -> str:
+    """What a test is won for, to go before a rate."""
+    if test.criterion == "sample":
+        return f"its map beats {of_head('that of another sample of the class', head)}"
+    if test.criterion != "randomisation":
+        return f"it beats {in_words(test.rival, head)}"
+    if test.rival == SIZE:
+        return "on another model it beats the size of the input"
+    return "it fits this model better than another" if test.rival in HERE else "it follows another model"
+
+
+def _absent(verdict: Verdict) -> Iterator[str]:
+    """Questions without an answer that keep trust provisional."""
+    for criterion, why in verdict.absent.items():
+        if criterion in ("removal", "randomisation") and not verdict.why_none:
+            yield f'Not asked: "{QUESTIONS[criterion]}", since {why}. So trust is provisional.'
+
+
+def _of_the_class(verdict: Verdict) -> Iterator[str]:
+    """Trusted methods whose maps hardly depend on the sample, rightly so: a reader must know."""
+    for place in verdict.ranking:
+        if place.trusted and place.alike > ALIKE_ENOUGH:
+            yield (
+                f"The maps of {place.explainer} hardly depend on the sample (r = {place.alike:.2f} "
+                "between samples of a class): read them as what the model does with the class."
+            )
 
 
 def _metrics(verdict: Verdict) -> Iterator[str]:
-    for role in verdict.metrics:
-        if role.decides and role.inadmissible:
-            yield f"{role.metric} is not admissible here: {role.inadmissible}."
+    silent = [role for role in verdict.metrics if role.decides and role.inadmissible]
+    if silent and not verdict.why_none:
+        count = sum(role.decides for role in verdict.metrics)
+        yield f"{len(silent)} of {count} deciding measures do not see damage planted here, and do not count."
 
 
-def _few_samples(verdict: Verdict) -> Iterator[str]:
-    if not verdict.why_none and verdict.samples < SURE_SAMPLES:
-        yield (
-            f"{verdict.samples} samples find only methods that win often; with 64 a method that wins three "
-            "in four is found nearly always."
-        )
-
-
-def joined(names: Sequence[str]) -> str:
+def joined(names: Sequence[str], last: str = "and") -> str:
     """Names as a list in a sentence."""
     if len(names) < 2:
         return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{', '.join(names[:-1])} {last} {names[-1]}"

@@ -1,4 +1,4 @@
-"""The verdict: who is trusted, in which group, and the order of methods."""
+"""The verdict: a word for every method, the groups of those that are trusted, and the order of methods."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from veridical.auditing.candidates import MetricPanel
 from veridical.auditing.evidence import (
-    ALPHA,
     LEVEL,
     MIN_SAMPLES,
     Entry,
+    Question,
     Rules,
     Test,
-    corrected,
     groups_of,
-    largest_p,
-    rate,
+    passed,
+    rates,
 )
-from veridical.auditing.posthoc_checks import PosthocChecks
+from veridical.auditing.grade import Grade
+from veridical.auditing.hidden import Veto
 from veridical.meta import MetaEvaluation
 from veridical.meta.admissible import PlantedDamage
 from veridical.meta.result import MEAN
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 NOTHING = (math.nan, math.nan, math.nan)
 """A score and its interval where there is none."""
+NO_DIFFERENCE = (0.35, 0.65)
+"""A method whose interval of wins against a control lies in here adds nothing to it that is shown."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class MetricRole:
 
 @dataclass(frozen=True)
 class Place:
-    """One method: the share of samples in which it beats the controls, its tests, and what they come to."""
+    """One method: the share of samples in which it beats the controls, its questions, and the word for it."""
 
     explainer: str
     control: bool
@@ -70,57 +72,86 @@ class Place:
     """The mean of its win rates against the controls, under removal."""
     low: float
     high: float
-    p: float = 1.0
-    """The largest p of its tests: that it fails one of them."""
-    p_holm: float = 1.0
-    """The same, corrected for all methods that started."""
-    tests: tuple[Test, ...] = ()
+    questions: tuple[Question, ...] = ()
+    vetoes: tuple[Veto, ...] = ()
+    grade: Grade | None = None
+    """How much it shows of what a reference shows."""
     samples: int = 0
     rows: int = 0
     """Rows that one map evaluates."""
     group: int = 0
     """1 for the leading group, then 2 and so on; 0 for methods that are in none."""
-    provisional: bool = False
-    """Whether a criterion is absent here, so that trust is provisional."""
+    unfinished: str = ""
+    """Why it was not tested to the end, if so."""
     dropped: str = ""
     """When and why it left the elimination."""
-    posthoc: PosthocChecks = field(default_factory=PosthocChecks)
-    """Whether its maps are about the sample, and hold for nearly the same weights."""
-
-    @property
-    def trusted(self) -> bool:
-        """Whether it passes every test of every criterion that there is, and no post-hoc check is left."""
-        passes = bool(self.tests) and self.p_holm <= ALPHA and self.samples >= MIN_SAMPLES
-        return not self.control and passes and not self.posthoc.refused
+    alike: float = math.nan
+    """How alike its maps of two samples of one class are: the median correlation."""
+    equal_to: tuple[str, ...] = ()
+    """Controls that it is shown to be hardly better or worse than, though it beats chance."""
+    needed: int | None = None
+    """How many samples would settle its weakest open question four times in five; None for over 1,000."""
 
     @property
     def status(self) -> str:
-        """In a word."""
+        """The word for it."""
         if self.control:
             return "control"
-        if self.trusted:
-            return "provisional" if self.provisional else "trusted"
-        if not self.samples:
-            return "failed"
-        if not self.tests:
+        if not self.questions:
             return "no verdict"
-        return "not trusted" if self.fails else "not decided"
+        if self.unfinished or not self.samples:
+            return "not decided"
+        wrong = any(veto.fell for veto in self.vetoes)
+        failing = [test for test in self.tests if test.state == "fails"]
+        if self.equal_to and not wrong and all(test.rival in self.equal_to for test in failing):
+            return "adds nothing shown"
+        if wrong or failing:
+            return "refuted"
+        if not passed(self.questions):
+            return "not decided"
+        whole = [q for q in self.questions if q.criterion in ("removal", "randomisation")]
+        return "provisional" if any(q.state == "not asked" for q in whole) else "trusted"
 
     @property
-    def fails(self) -> bool:
-        """Whether anything is shown against it: a lost test, or other maps for nearly the same weights."""
-        return any(test.lost for test in self.all_tests) or self.posthoc.conclusive
+    def trusted(self) -> bool:
+        """Whether it is trusted, provisionally or not."""
+        return self.status in ("trusted", "provisional")
 
     @property
-    def all_tests(self) -> tuple[Test, ...]:
-        """All tests, and that against its own map of another sample of the class, where it came to that."""
-        other = self.posthoc.sample
-        return (*self.tests, other) if other is not None and other.samples else self.tests
+    def provisional(self) -> bool:
+        """Whether it is trusted although a question that matters could not be asked."""
+        return self.status == "provisional"
 
     @property
-    def not_passed(self) -> tuple[Test, ...]:
-        """The tests in which it is not shown to be better, as they stand alone."""
-        return tuple(test for test in self.tests if test.p > ALPHA)
+    def tests(self) -> tuple[Test, ...]:
+        """The tests of all questions."""
+        return tuple(test for question in self.questions for test in question.tests)
+
+    @property
+    def p(self) -> float:
+        """The largest p of its tests: that it fails one of them."""
+        return max((test.p for test in self.tests), default=1.0)
+
+    @property
+    def weakest(self) -> Question | None:
+        """The open question that is furthest from being shown, of those that were reached."""
+        return weakest(self.questions)
+
+
+def weakest(questions: Sequence[Question]) -> Question | None:
+    """The open question that is furthest from being shown, of those that were reached."""
+    still = [question for question in questions if question.state == "open"]
+    reached = [q for q in still if all(test.samples for test in q.tests)] or still[:1]
+    return max(reached, key=lambda q: max((test.p for test in q.tests), default=1.0), default=None)
+
+
+def equal_to(questions: Sequence[Question], chance: Sequence[str]) -> tuple[str, ...]:
+    """The controls, chance apart, that a method neither beats nor loses to by much, while it beats chance."""
+    low, high = NO_DIFFERENCE
+    tests = [test for q in questions if q.criterion == "removal" for test in q.tests]
+    beats = [test.state == "shown" for test in tests if test.rival in chance]
+    others = [t.rival for t in tests if t.rival not in chance and low <= t.low and t.high <= high]
+    return tuple(others) if beats and all(beats) else ()
 
 
 @dataclass(frozen=True)
@@ -133,6 +164,14 @@ class Pair:
     low: float
     high: float
     samples: int
+
+
+class Words(NamedTuple):
+    """A verdict in sentences: the answer and what it rests on, a line for each method, and remarks."""
+
+    answer: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +189,12 @@ class Verdict:
     why_none: str = ""
     """Why there is no verdict at all, if so."""
     level: float = LEVEL
-    sentences: tuple[str, ...] = ()
+    words: Words = field(default_factory=Words)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """All that is said, most important first."""
+        return (*self.words.answer, *self.words.methods, *self.words.remarks)
 
     @property
     def ranking(self) -> Ranking:
@@ -179,16 +223,28 @@ class Verdict:
     def __getitem__(self, explainer: str) -> Place:
         return next(place for place in self.places if place.explainer == explainer)
 
+    def share(self, first: str, other: str) -> float:
+        """The share of samples in which a method beats another one."""
+        pair = next(pair for pair in self.pairs if {pair.a, pair.b} == {first, other})
+        return pair.rate if pair.a == first else 1 - pair.rate
+
     def to_frame(self) -> pd.DataFrame:
         """One row per explainer, controls last."""
         import pandas as pd
 
+        from veridical.auditing.sentences import reason_of
+
         rows: list[dict[str, Any]] = []
         for place in self.places:
-            row = {name: value for name, value in vars(place).items() if name not in ("tests", "posthoc")}
-            row |= {"trusted": place.trusted, "status": place.status}
-            row |= {name: getattr(place.posthoc, name) for name in ("alike", "perturbed_copy", "refused")}
-            for test in place.all_tests:
+            several = ("questions", "vetoes", "grade")
+            row = {name: value for name, value in vars(place).items() if name not in several}
+            row |= {"status": place.status, "trusted": place.trusted, "p": place.p}
+            row["reason"] = "" if place.control else reason_of(place, verdict=self)
+            for name in ("value", "low", "high", "reference"):
+                row[f"grade: {name}"] = getattr(place.grade, name, None)
+            row |= {question.criterion: question.state for question in place.questions}
+            row |= {f"veto: {veto.name}": veto.fell for veto in place.vetoes}
+            for test in place.tests:
                 row[f"wins: {test.criterion}, {test.rival}"] = test.rate
                 row[f"p: {test.criterion}, {test.rival}"] = test.p
             rows.append(row)
@@ -202,15 +258,12 @@ class Field:
     entries: Mapping[str, Entry]
     rules: Rules
     rows: Mapping[str, int]
-    absent: Mapping[str, str] = field(default_factory=dict)
-    dropped: Mapping[str, str] = field(default_factory=dict)
-    posthoc: Mapping[str, PosthocChecks] = field(default_factory=dict)
     why_none: str = ""
     """Why there can be no verdict, whatever the entries are."""
 
 
 def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdict:
-    """Test every method, correct for all that started, and put the trusted ones into groups."""
+    """Ask every question about every method, and put the trusted ones into groups."""
     rules, entries = known.rules, known.entries
     samples = max((entry.removal.samples for entry in entries.values()), default=0)
     why = ""
@@ -222,34 +275,11 @@ def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdic
         why = "no control was scored, so nothing shows whether a method is better than chance"
     elif not rules.admissible:
         why = "no metric sees the damage that was planted on known maps, so nothing distinguishes maps"
-    tests = {label: () if why else rules.tests(entry) for label, entry in entries.items()}
-    p = {label: largest_p(found) for label, found in tests.items()}
-    adjusted = corrected(p)
-    posthoc = {label: known.posthoc.get(label, PosthocChecks()) for label in entries}
-    finalists = [
-        entry
-        for label, entry in entries.items()
-        if not why and adjusted[label] <= ALPHA and label not in known.dropped and not posthoc[label].refused
-    ]
+    places = [_place(entry, rules, known.rows.get(label, 0), why, seed) for label, entry in entries.items()]
+    finalists = [entries[place.explainer] for place in places if place.trusted]
     groups = groups_of(rules, finalists, seed)
     number = {label: i for i, group in enumerate(groups, 1) for label in group}
-    places = [
-        Place(
-            label,
-            False,
-            *(_score(rules, entry) if not why else NOTHING),
-            p=p[label],
-            p_holm=adjusted[label],
-            tests=tests[label],
-            samples=entry.removal.samples if not bool(entry.removal.missing.all()) else 0,
-            rows=known.rows.get(label, 0),
-            group=number.get(label, 0),
-            provisional=bool(known.absent),
-            dropped=known.dropped.get(label, ""),
-            posthoc=posthoc[label],
-        )
-        for label, entry in entries.items()
-    ]
+    places = [replace(place, group=number.get(place.explainer, 0)) for place in places]
     places.sort(key=_order)
     return Verdict(
         (*places, *_control_places(rules, bool(why))),
@@ -257,17 +287,39 @@ def decide(known: Field, metrics: Sequence[MetricRole], seed: int = 0) -> Verdic
         _pairs(rules, entries.values()) if rules.admissible else (),
         groups,
         rules.criteria,
-        known.absent,
+        rules.absent,
         samples,
         why,
     )
 
 
+def _place(entry: Entry, rules: Rules, rows: int, why_none: str, seed: int) -> Place:
+    questions = () if why_none else rules.questions(entry)
+    still = weakest(questions)
+    return Place(
+        entry.label,
+        False,
+        *(NOTHING if why_none else _score(rules, entry)),
+        questions=questions,
+        vetoes=entry.vetoes,
+        grade=entry.grade,
+        samples=entry.removal.samples if not bool(entry.removal.missing.all()) else 0,
+        rows=rows,
+        unfinished=entry.unfinished,
+        dropped=entry.dropped,
+        alike=entry.alike,
+        equal_to=equal_to(questions, rules.chance),
+        needed=None if still is None else rules.samples_needed(entry, still, seed),
+    )
+
+
 def _order(place: Place) -> tuple[Any, ...]:
-    """Trusted ones by group, the leading one by cost, then the others by win rate; who has no map is last."""
+    """Trusted ones by group, the leading one by cost, then the others by word and win rate."""
+    words = ("trusted", "provisional", "not decided", "adds nothing shown", "refuted", "no verdict")
     score = 0.0 if math.isnan(place.score) else place.score
     cost = place.rows if place.group == 1 else 0
-    return not place.trusted, place.group or math.inf, cost, not place.samples, -score
+    word = 0 if place.trusted else words.index(place.status)
+    return word, place.group or math.inf, cost, not place.samples, -score
 
 
 def _score(rules: Rules, entry: Entry, but: str = "") -> tuple[float, float, float]:
@@ -276,7 +328,7 @@ def _score(rules: Rules, entry: Entry, but: str = "") -> tuple[float, float, flo
     if not rivals or not rules.admissible:
         return NOTHING
     won = torch.stack([rules.removal_units(entry.removal, draws) for draws in rivals]).mean(0)
-    return rate(won)[:3]
+    return rates([won])[0][:3]
 
 
 def _control_places(rules: Rules, silent: bool) -> list[Place]:
@@ -294,11 +346,11 @@ def _control_places(rules: Rules, silent: bool) -> list[Place]:
 
 def _pairs(rules: Rules, entries: Iterable[Entry]) -> tuple[Pair, ...]:
     """Every two methods, over the samples that both have."""
-    won = {
-        (a.label, b.label): rate(rules.removal_units(a.removal, [b.removal]))
-        for a, b in combinations(entries, 2)
-    }
-    return tuple(Pair(*names, r.rate, r.low, r.high, r.samples) for names, r in won.items())
+    two = list(combinations(entries, 2))
+    found = rates([rules.removal_units(a.removal, [b.removal]) for a, b in two])
+    return tuple(
+        Pair(a.label, b.label, r.rate, r.low, r.high, r.samples) for (a, b), r in zip(two, found, strict=True)
+    )
 
 
 HEAD = ("explainer", "beats controls", "samples", "verdict")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,8 @@ import typer
 import veridical as vd
 from veridical.auditing import EFFORTS, Audit
 from veridical.auditing.candidates import CRITERIA
-from veridical.cli.app import app, print_table, say
+from veridical.auditing.verdict import Verdict
+from veridical.cli.app import Status, app, end, print_table, say
 from veridical.cli.sources import Explainers, Folder, Seed, Source, with_options
 from veridical.errors import StorageError
 from veridical.values.tables import check_writable
@@ -49,7 +52,7 @@ def audit(
     """Which explainer to use for a model, which not to trust, and how sure that is.
 
     What is finished is kept in the output folder until the report is there: after Ctrl-C the same command
-    goes on. Exit status 1 says that a cell failed.
+    goes on. Exit status 0 says that a method may be used, 1 that none may, 3 that it is not decided.
 
     Example: veridical audit --task digits
     Example: veridical audit --model ./my-classifier --data reviews.jsonl --labels label
@@ -80,11 +83,19 @@ def audit(
     except KeyboardInterrupt:
         done = len(list(kept.iterdir()))
         say(f"\nStopped; {done} finished pieces are kept, and the same command goes on from there.")
-        raise typer.Exit(130) from None
+        raise typer.Exit(Status.INTERRUPTED) from None
+    result = replace(result, call=f"veridical {shlex.join(sys.argv[1:])}")
     show(result, folder)
     shutil.rmtree(kept, ignore_errors=True)
-    if result.evaluation.failures:
-        raise typer.Exit(1)
+    end(status_of(result.verdict))
+
+
+def status_of(verdict: Verdict) -> Status:
+    """Good if a method may be used; open while any method is not decided; else a finding."""
+    if verdict.best is not None:
+        return Status.GOOD
+    undecided = verdict.why_none or any(place.status == "not decided" for place in verdict.ranking)
+    return Status.OPEN if undecided else Status.FINDING
 
 
 @app.command()
@@ -95,15 +106,22 @@ def demo(
 ) -> None:
     """Audit the explanations of a small CNN on handwritten digits and write the report."""
     check_writable(folder / "report.html")
-    show(vd.audit(vd.tasks.load("digits"), samples=samples, seed=seed, budget=DEMO_ROWS), folder)
+    result = vd.audit(vd.tasks.load("digits"), samples=samples, seed=seed, budget=DEMO_ROWS)
+    show(result, folder)
+    end(status_of(result.verdict))
 
 
 def show(result: Audit, folder: Path) -> None:
     """Print the verdict, the words first, then the table behind them; and write the report."""
     from veridical.report.audit import write_folder
 
-    for i, sentence in enumerate(result.sentences):
-        say(sentence, "bold" if i == 0 else "")
+    words = result.verdict.words
+    say(words.answer[0], "bold")
+    say(" ".join(words.answer[1:]))
+    for part in (words.methods, words.remarks):
+        say("")
+        for sentence in part:
+            say(sentence)
     rows, red = [], set()
     for place in result.verdict.places:
         share = interval = ""
@@ -114,7 +132,7 @@ def show(result: Audit, folder: Path) -> None:
         if not (place.control or place.trusted):
             red.add(word)
     say("")
-    columns = ("explainer", "beats controls", "95% interval", "samples", "verdict")
+    columns = ("explainer", "beats controls", "99% interval", "samples", "verdict")
     print_table(columns, rows, left="verdict", red=red)
     if result.concepts is not None and result.concepts.verdict is not None:
         say("\nConcepts: " + " ".join(result.concepts.verdict.sentences))

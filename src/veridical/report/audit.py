@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from veridical.auditing import Audit
-from veridical.auditing.evidence import ALPHA, Grid
-from veridical.auditing.sentences import in_words, reason_of
+from veridical.auditing.evidence import Grid
+from veridical.auditing.sentences import grade_of, headline, in_words, reason_of
 from veridical.auditing.verdict import Place
 from veridical.core.files import write_file
 from veridical.functional.significance import win_units
@@ -49,7 +49,7 @@ def contents(audit: Audit) -> dict[str, Any]:
         "first_page": first_page(audit),
         "identity": identity(audit),
         "facts": _facts(audit),
-        "ranking": [_place(place, statuses[place.explainer]) for place in audit.verdict.places],
+        "ranking": [_place(place, statuses[place.explainer], audit) for place in audit.verdict.places],
         "evidence": _evidence(audit, statuses),
         "pairs": [vars(pair) for pair in audit.verdict.pairs],
         "beside": [vars(test) for test in audit.beside],
@@ -115,29 +115,19 @@ def _gallery(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _verdict(audit: Audit) -> dict[str, Any]:
-    """A headline, and the sentences that say why; a sentence that opens with the headline loses it."""
+    """A headline, the rest of the first paragraph, and remarks."""
     verdict = audit.verdict
-    if verdict.why_none:
-        tone, headline = "silent", "No verdict"
-    elif verdict.best is None:
-        tone, headline = "none", "No method is trusted on this model"
-    else:
-        how = "Use, provisionally," if verdict[verdict.best].provisional else "Use"
-        tone, headline = "found", f"{how} {verdict.best}"
-    sentences = []
-    for sentence in audit.sentences:
-        opening = f"{headline}: "
-        if sentence.startswith(opening):
-            rest = sentence.removeprefix(opening)
-            sentence = rest[:1].upper() + rest[1:]
-        sentences.append({"text": sentence, "tone": _tone(sentence)})
-    return {"tone": tone, "headline": headline, "best": verdict.best, "sentences": sentences}
-
-
-def _tone(sentence: str) -> str:
-    if sentence.startswith(("Do not trust", "Not decided", "No map of", "Not tried", "Trust is provisional")):
-        return "warning"
-    return "aside" if "is not admissible here" in sentence else "plain"
+    tone = "silent" if verdict.why_none else "none" if verdict.best is None else "found"
+    first, *others = verdict.words.answer or ("",)
+    head = headline(verdict)
+    rest = first.removeprefix(f"{head}: ").removesuffix(f"{head}.")
+    return {
+        "tone": tone,
+        "headline": head,
+        "best": verdict.best,
+        "answer": [one[:1].upper() + one[1:] for one in (rest, *others) if one],
+        "remarks": list(verdict.words.remarks),
+    }
 
 
 def _facts(audit: Audit) -> list[dict[str, str]]:
@@ -147,7 +137,7 @@ def _facts(audit: Audit) -> list[dict[str, str]]:
         "samples": f"{verdict.samples:,}",
         "explainers trusted": f"{trusted} of {len(verdict.ranking)}",
         "controls": str(len(verdict.controls)),
-        "criteria": ", ".join(verdict.criteria),
+        "questions": ", ".join(verdict.criteria),
         "deciding metrics": f"{len(verdict.deciding)} of {sum(role.decides for role in verdict.metrics)}",
         "model evaluations": f"{sum(cost.forward + cost.backward for cost in audit.costs.values()):,}",
         "time": f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min",
@@ -156,25 +146,30 @@ def _facts(audit: Audit) -> list[dict[str, str]]:
     return [{"label": label, "value": value} for label, value in facts.items()]
 
 
-def _place(place: Place, colour: str) -> dict[str, Any]:
-    shown = ("explainer", "control", "score", "low", "high", "p_holm", "group", "samples", "rows", "dropped")
+def _place(place: Place, colour: str, audit: Audit) -> dict[str, Any]:
+    shown = ("explainer", "control", "score", "low", "high", "group", "samples", "rows", "dropped")
+    grade = place.grade
     return {
         **{name: getattr(place, name) for name in shown},
         "trusted": place.trusted,
         "word": place.status,
         "status": colour,
-        "why": "" if place.control or place.trusted else reason_of(place),
+        "grade": None if grade is None else {**grade._asdict(), "said": grade_of(place)},
+        "why": "" if place.control else reason_of(place, audit.task.head, audit.verdict),
+        "questions": [
+            {"criterion": q.criterion, "state": q.state, "reason": q.reason} for q in place.questions
+        ],
     }
 
 
 def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
     """Every method against everything it has to beat."""
     head = audit.task.head
-    tests = [test for place in audit.verdict.ranking for test in place.all_tests]
+    tests = [test for place in audit.verdict.ranking for test in place.tests]
     columns = list(dict.fromkeys((test.criterion, in_words(test.rival, head)) for test in tests))
     rows = []
     for place in audit.verdict.ranking:
-        held = {(test.criterion, in_words(test.rival, head)): vars(test) for test in place.all_tests}
+        held = {(test.criterion, in_words(test.rival, head)): vars(test) for test in place.tests}
         rows.append(
             {
                 "explainer": place.explainer,
@@ -183,7 +178,7 @@ def _evidence(audit: Audit, statuses: Mapping[str, str]) -> dict[str, Any]:
             }
         )
     heads = [{"criterion": line, "rival": rival} for line, rival in columns]
-    return {"columns": heads, "rows": rows, "alpha": ALPHA}
+    return {"columns": heads, "rows": rows}
 
 
 # --- metrics ----------------------------------------------------------------------------------------

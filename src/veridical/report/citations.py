@@ -19,7 +19,7 @@ SYSTEMS = {
     "MetaQuantus": "Hedström et al. 2023",
     "SURF": "Kumar and Ahuja 2025",
 }
-STATISTICS = ("Holm 1979",)
+STATISTICS = ("Waudby-Smith and Ramdas 2024",)
 _NAMED = re.compile(r"[^\W\d_][\w.'-]*(?: and [^\W\d_][\w.'-]*| et al\.)? (?:19|20)\d\d")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from veridical.auditing import Audit, Place, Test
-from veridical.auditing.evidence import ALPHA, HERE, MIN_SAMPLES, SIZE
-from veridical.auditing.posthoc_checks import COPY_NOISE, MIN_AGREEMENT
+from veridical.auditing.evidence import HERE, MIN_SAMPLES, SHOWN, SIZE
 from veridical.auditing.sentences import QUESTIONS, SURE_SAMPLES, in_words, joined
 from veridical.data.generation import Generation
 from veridical.values.task import Task
@@ -22,46 +21,39 @@ def first_page(audit: Audit) -> dict[str, Any]:
             "is that?"
         ),
         "shown": None if shown is None else shown.explainer,
-        "evidence": [] if shown is None else _lines(shown, audit),
+        "evidence": [] if shown is None else _evidence(shown, audit),
         "changes": _changes(audit),
         "limits": _limits(audit),
     }
 
 
-def _lines(place: Place, audit: Audit) -> list[dict[str, Any]]:
-    """Each criterion and each post-hoc check: the question, the results, whether it holds."""
-    found: list[dict[str, Any]] = []
-
-    def add(criterion: str, question: str, held: bool | None, *sentences: str) -> None:
+def _evidence(place: Place, audit: Audit) -> list[dict[str, Any]]:
+    """Each question with its state and results, then what was looked for."""
+    found = []
+    for question in place.questions:
         # without classes two tests are one
-        said = list(dict.fromkeys(sentences))
-        found.append({"criterion": criterion, "question": question, "held": held, "said": said})
-
-    for criterion, question in QUESTIONS.items():
-        tests = [test for test in place.tests if test.criterion == criterion]
-        if criterion in audit.verdict.absent:
-            add(criterion, question, None, f"Not tested: {audit.verdict.absent[criterion]}.")
-        elif tests:
-            held = all(test.p <= ALPHA for test in tests)
-            add(criterion, question, held, *(in_a_sentence(test, audit.task.head) for test in tests))
-    checks, test = place.posthoc, place.posthoc.sample
-    if test is not None and test.samples:
-        said = in_a_sentence(test, audit.task.head).rstrip(".")
-        held = test.p <= ALPHA or not checks.refused
-        question = "Is it about this sample, and not about the class alone?"
-        add("sample", question, held, f"{said}; r = {checks.alike:.2f} between maps of samples of a class.")
-    r = checks.perturbed_copy
-    if r == r:
-        said = f"Weights that differ by {COPY_NOISE:.1%} get maps like these: r = {r:.2f}."
-        add("perturbed_copy", "Does it say the same of nearly the same weights?", r >= MIN_AGREEMENT, said)
+        said = list(dict.fromkeys(in_a_sentence(test, audit.task.head) for test in question.tests))
+        if question.state == "not asked":
+            said = [f"Not asked: {question.reason}."]
+        elif question.criterion == "sample" and place.alike == place.alike:
+            said[0] = f"{said[0].rstrip('.')}; r = {place.alike:.2f} between maps of samples of a class."
+        name = question.criterion
+        found.append({"criterion": name, "question": QUESTIONS[name], "state": question.state, "said": said})
+    if place.vetoes:
+        said = [f"{veto.sentence[:1].upper()}{veto.sentence[1:]}." for veto in place.vetoes]
+        state = "found" if any(veto.fell for veto in place.vetoes) else "nothing found"
+        found.append({"criterion": "faults", "question": FAULTS, "state": state, "said": said})
     return found
+
+
+FAULTS = "Does anything speak against it?"
 
 
 def in_a_sentence(test: Test, head: str = "multiclass") -> str:
     """One test in plain words."""
     if not test.samples:
-        return "Not reached: it does not pass what comes before."
-    sure = f"{test.rate:.0%} of {test.samples} samples (95% interval {test.low:.0%} to {test.high:.0%})"
+        return "Not reached: other questions come first."
+    sure = f"{test.rate:.0%} of {test.samples} samples (99% interval {test.low:.0%} to {test.high:.0%})"
     rival = in_words(test.rival, head)
     same = rival.rpartition(", ")[2]
     whose = "the class that model predicts" if same == "its own class" else f"the {same}"
@@ -102,9 +94,9 @@ def _changes(audit: Audit) -> list[str]:
         sentences.append(
             f"More samples: {verdict.samples} were compared, {need} or more find what these could not."
         )
-    near = [place.explainer for place in verdict.ranking if not place.trusted and ALPHA < place.p_holm < 0.5]
+    near = [place.explainer for place in verdict.ranking if place.status == "not decided" and place.needed]
     if near:
-        sentences.append(f"More samples might also trust {joined(near)}, which came near.")
+        sentences.append(f"More samples would decide {joined(near)}, as said above.")
     dear = [name for name, why in audit.skipped_explainers.items() if "budget" in why]
     if dear:
         sentences.append(f"A larger budget: {joined(dear)} could not be tried.")
@@ -112,7 +104,7 @@ def _changes(audit: Audit) -> list[str]:
         sentences.append(
             f"More samples may separate {joined(verdict.leading)}; until then any of them is as good."
         )
-    if verdict.absent:
+    if "randomisation" in verdict.absent:
         sentences.append(
             "Other models of its kind, trained on shuffled labels, say, and given as others=[...]: set "
             "against them, provisional trust becomes trust or goes."
@@ -133,12 +125,14 @@ def _limits(audit: Audit) -> list[str]:
         f"It rests on {verdict.samples} samples, drawn by a fixed rule from those given, and does not "
         "cover inputs unlike them.",
         "Trusted means: its maps name features this model uses, and name others for another model. It does "
-        "not mean that the model is right, nor that a person understands the map.",
+        "not mean that they name all of them or in the right proportion, that the model is right, or that a "
+        "person understands the map. A map mixed half and half with a wrong one is still informative; only "
+        "the grade tells it apart.",
         "Removal evaluates the model on inputs with features missing "
         f"({_removed(task)}); such inputs do not occur in practice.",
-        f"The chance that any method is called trusted without deserving it is kept at {ALPHA:.0%} for the "
-        "controls listed here; a cheat nobody thought of is not covered.",
+        f"The chance that a method is called trusted without deserving it is kept at {SHOWN:.0%} for each "
+        "method, against the controls listed here; a cheat nobody thought of is not covered.",
     ]
-    if verdict.absent:
-        sentences.append("One criterion is absent, so trust is provisional.")
+    if "randomisation" in verdict.absent:
+        sentences.append("It was not tested whether the maps explain this model and not another one.")
     return sentences
