@@ -79,9 +79,9 @@ def test_a_failed_cell_and_forbidden_code_are_told_by_the_exit_status(code, tmp_
     assert refused.exit_code != 0
     assert "--allow-code" in str(refused.exception)
     failed = call("run", file, "--workers", 1, "--allow-code")
-    assert failed.exit_code == 1
+    assert failed.exit_code == 4
     assert "failed whole / flipped / Breaks / 0: ValueError: it had to be" in failed.output
-    assert call("status", tmp_path / "code_study").exit_code == 1
+    assert call("status", tmp_path / "code_study").exit_code == 4
 
 
 def test_names_of_strangers_are_no_commands_to_the_terminal(small, tmp_path):

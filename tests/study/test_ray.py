@@ -265,7 +265,7 @@ def test_a_lost_node_of_this_machine_is_a_sentence_a_status_and_no_lease(held, t
     os.kill(next(pid for pid in descendants(run.pid) if runs(pid, "raylet/raylet")), signal.SIGKILL)
     _, said = run.communicate(timeout=120)
     (tmp_path / "held" / "hold").unlink()
-    assert run.returncode == 2, said
+    assert run.returncode == 4, said
     assert "error: the Ray node of this machine was lost" in said
     assert "veridical resume" in said
     assert list((tmp_path / "study_study" / "leases").iterdir()) == []

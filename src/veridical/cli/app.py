@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +40,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out = Console()
+
+
+class Status(IntEnum):
+    """With which status a command ends: the same numbers for all of them."""
+
+    GOOD = 0
+    """It ran, and nothing speaks against what it was asked about."""
+    FINDING = 1
+    """It ran and found something: nothing may be used, something differs, or should be looked at."""
+    USAGE = 2
+    """What was asked for makes no sense as it was written."""
+    OPEN = 3
+    """It ran, and what there is does not decide the question."""
+    FAILED = 4
+    """It, or a part of it, could not run."""
+    INTERRUPTED = 130
+    """Ctrl-C ended it; what was finished is kept where the command says so."""
+
+
+def end(status: Status) -> None:
+    """End the command with this status."""
+    if status:
+        raise typer.Exit(status)
 
 
 def say(line: str, style: str = "") -> None:
@@ -145,7 +170,7 @@ def evaluate(
         int, typer.Option(min=1, help="Score N times, to show what chance does; up to 3 N times the work.")
     ] = 1,
 ) -> None:
-    """Score explainers with metrics on a task. Exit status 1 says that a cell failed.
+    """Score explainers with metrics on a task. Exit status 4 says that a cell failed.
 
     Example: veridical evaluate -t digits -e saliency -e random -m pixel_flipping -r report.html
 
@@ -180,8 +205,7 @@ def evaluate(
         kept = [str(path) for path in (report, table) if path is not None]
         where = f"is in {', '.join(kept)}" if kept else "stands above alone (--table or --report write it)"
         say(f"interrupted: what was finished {where}")
-    if result.failures or result.interrupted:
-        raise typer.Exit(1)
+    end(Status.INTERRUPTED if result.interrupted else Status.FAILED if result.failures else Status.GOOD)
 
 
 def _chance(scores: vd.Scores) -> str:
@@ -222,4 +246,7 @@ def main() -> None:
         app()
     except VeridicalError as error:
         print(f"error: {visible(str(error))}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(Status.USAGE if isinstance(error, InputError) else Status.FAILED)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(Status.FAILED)

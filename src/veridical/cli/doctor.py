@@ -11,7 +11,7 @@ import typer
 import veridical as vd
 from veridical.auditing.candidates import choose_criteria, choose_explainers, choose_metrics
 from veridical.auditing.effort import effort_of
-from veridical.cli.app import app, print_table, say
+from veridical.cli.app import Status, app, end, print_table, say
 from veridical.cli.sources import Folder, Source, with_options
 from veridical.data.diagnosis import FEW_FEATURES, Diagnosis, diagnose, scoring_rows
 from veridical.errors import StorageError
@@ -53,7 +53,7 @@ def doctor(
     for warning in warnings:
         say(f"look first: {warning}", "red")
     if warnings:
-        raise typer.Exit(1)
+        end(Status.FINDING)
     say(f"\nresults can be written to {folder}; nothing stands in the way")
 
 

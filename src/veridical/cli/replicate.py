@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from veridical.cli.app import app
+from veridical.cli.app import Status, app, end
 from veridical.cli.sources import Device, Folder
 from veridical.errors import InputError, unknown_name
 
@@ -65,5 +66,5 @@ def replicate(
     # the current folder comes first in the path of `python -m`: start where the programs lie
     module = f"replications.{PAPERS[paper]}"
     done = subprocess.run([sys.executable, "-m", module, *words], cwd=root, env=env, check=False)
-    if done.returncode:
-        raise typer.Exit(done.returncode)
+    known = {0: Status.GOOD, 2: Status.USAGE, 130: Status.INTERRUPTED, -signal.SIGINT: Status.INTERRUPTED}
+    end(known.get(done.returncode, Status.FAILED))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from veridical.cli.app import app, say
+from veridical.cli.app import Status, app, end, say
 
 
 @app.command()
@@ -58,8 +58,7 @@ def verify(
         wrong += found.problems
     for line in wrong:
         say(line)
-    if wrong:
-        raise typer.Exit(1)
+    end(Status.FINDING if wrong else Status.GOOD)
 
 
 def _contents(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from veridical import study as studies
-from veridical.cli.app import app, print_table, say
+from veridical.cli.app import Status, app, end, print_table, say
 from veridical.cli.sources import AllowCode, with_options
 from veridical.jobs import RayPool, Store
 
@@ -57,7 +57,7 @@ def run_study(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what it would take.")] = False,
 ) -> None:
-    """Compute every cell of a study that is not there yet. Exit status 1 says that a cell failed.
+    """Compute every cell of a study that is not there yet. Exit status 4 says that a cell failed.
 
     Example: veridical run study.yaml --workers 2
     """
@@ -76,7 +76,7 @@ def resume_study(folder: FolderName, how: Running) -> None:
 
 @app.command("status")
 def study_status(folder: FolderName) -> None:
-    """How far the study of a folder is. Exit status 1 says that a cell has failed."""
+    """How far the study of a folder is. Exit status 4 says that a cell has failed."""
     _show(studies.open(folder), must_be_complete=False)
 
 
@@ -105,8 +105,7 @@ def diff_studies(a: FolderName, b: FolderName) -> None:
             say(f"only in {side}: {len(names)} cells: {'; '.join(names[:SHOWN])}{more}")
     same = len(found.cells) - len(found.frame())
     say(f"{same} of {len(found.cells)} cells have the same values, flags and costs")
-    if not found.same:
-        raise typer.Exit(1)
+    end(Status.GOOD if found.same else Status.FINDING)
 
 
 @app.command("export")
@@ -145,8 +144,9 @@ def _show(study: studies.Study, must_be_complete: bool = True) -> None:
     _say_uncached(study.plan.uncached)
     for failure in study.failures:
         say(f"failed {' / '.join(map(str, failure.name))}: {failure.error}")
-    if state.failed or (must_be_complete and not state.complete):
-        raise typer.Exit(1)
+    if must_be_complete and not state.complete and not state.failed:
+        end(Status.INTERRUPTED)
+    end(Status.FAILED if state.failed else Status.GOOD)
 
 
 def _say_uncached(labels: list[str]) -> None:

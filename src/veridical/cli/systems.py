@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import veridical as vd
-from veridical.cli.app import app, parse_json, print_table, save_figure, say
+from veridical.cli.app import Status, app, end, parse_json, print_table, save_figure, say
 from veridical.cli.sources import Explainers, Folder, Metrics, Seed, Source, with_options
 from veridical.errors import InputError
 from veridical.gef.perturbation_log import incomplete
@@ -226,8 +226,7 @@ def _done(folder: Path, result: vd.meta.MetaEvaluation) -> None:
     for failure in result.failures:
         say(f"failed {failure.metric or ''}: {failure.message}")
     say(f"tables and pictures are in {folder}")
-    if result.failures:
-        raise typer.Exit(1)
+    end(Status.FAILED if result.failures else Status.GOOD)
 
 
 KINDS = ("topk", "batchtopk", "relu")
