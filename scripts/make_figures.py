@@ -23,6 +23,7 @@ from veridical.data.known_answers import TIERS, tier_weights
 from veridical.fidelity.removal import budget, removal_counts
 from veridical.functional import rms_normalise
 from veridical.gef import plot_path
+from veridical.gef.noise_path import LEFT
 from veridical.meta.plots import area_chart
 from veridical.plots import COLOURS
 
@@ -63,9 +64,9 @@ def gef() -> None:
 def gef_path(task: vd.Task) -> None:
     found = vd.gef.FastGEF().noise_path(task)
     figure, (ax,) = panels(1, 5.0)
-    ax.plot(found.searched, found.agreement, "o", color=COLOURS[5], markersize=4, label="mean of 20 draws")
-    ax.plot(found.searched, found.fitted, color=COLOURS[0], label="falling fit")
-    ax.axhline(found.chance, color="0.5", linestyle=":", label="chance")
+    ax.plot(found.searched, found.agreement, "o", color=COLOURS[5], markersize=4, label="mean at a level")
+    ax.plot(found.searched, found.fitted, color=COLOURS[0], label="fitted curve")
+    ax.axhline(LEFT, color="0.5", linestyle=":", label="a tenth is left")
     ax.axvline(found.sigma_max, color=COLOURS[1], label=f"end of the path, {found.sigma_max:.1f}")
     for level in found.levels:
         ax.plot(level, 0, marker="^", color=COLOURS[1], clip_on=False, markersize=6)

@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--forms", nargs="+", default=["reference", "fast", "arc"])
     parser.add_argument("--exact", nargs="+", default=list(EXACT), choices=list(METHODS))
-    parser.add_argument("--path", default="published", choices=["published", "isotonic"])
+    parser.add_argument("--path", default="published", choices=["published", "fitted"])
     parser.add_argument("--device", default=None)
     parser.add_argument("--rows", type=int, help="rows a chunk, where others use the card too")
     parser.add_argument("--minutes", type=float, default=0, help="start no further cell after so long")

@@ -291,7 +291,7 @@ def test_path_of_a_model_that_never_reaches_chance_is_a_plateau() -> None:
 
     path = find_path(vd.Task(Stubborn(), torch.rand(8, 3)), 5, draws=5)
     assert path.reason == "plateau"
-    assert path.sigma_max == pytest.approx(0.2)
+    assert path.sigma_max == pytest.approx(10.2)
 
 
 def test_published_rule_and_given_path() -> None:
@@ -344,7 +344,7 @@ def test_bad_settings_are_refused() -> None:
     for noise in (-1.0, float("nan"), float("inf")):
         with pytest.raises(vd.errors.InputError, match="output_noise is a finite number from 0"):
             FastGEF(output_noise=noise)
-    with pytest.raises(vd.errors.InputError, match="or one of 'isotonic', 'published'"):
+    with pytest.raises(vd.errors.InputError, match="or one of 'fitted', 'published'"):
         FastGEF(path="isotonik")  # type: ignore[arg-type]
     for path in ((0.1, 0.3, 0.2), (0.1, 0.1, 0.2), (0.0, 0.1, 0.2), (0.1, 0.2, float("inf"))):
         with pytest.raises(vd.errors.InputError, match="positive and rising"):

@@ -41,7 +41,7 @@ class Effort:
     gef_rows: Index
     """Rows that a map may evaluate for its method to be explained again and again under noise."""
     search_draws: Count
-    """Draws per level when noise strengths are looked for."""
+    """Perturbed models, at most, when noise strengths are looked for."""
     layer_steps: Count
     """Groups in which layers are randomised to check the model."""
     removal_draws: Count
@@ -88,7 +88,7 @@ _LEVELS: Mapping[str, tuple[Any, Any, Any, Any]] = {
     "variants": (False, False, False, True),
     "gef_draws": (5, 5, 10, 20),
     "gef_rows": (32, 32, 32, 32),
-    "search_draws": (4, 8, 20, 20),
+    "search_draws": (40, 80, 400, 400),
     "layer_steps": (1, 1, 4, 10),
     "removal_draws": (4, 10, 20, 50),
     "removal_sizes": (COARSE, SIZES, SIZES, FINE),
@@ -109,7 +109,7 @@ EFFORTS: Mapping[str, Effort] = {
     name: Effort(name=name, **{setting: levels[i] for setting, levels in _LEVELS.items()})
     for i, name in enumerate(_NAMES)
 }
-_LIGHT = replace(EFFORTS["glance"], removal_draws=3, search_draws=2, gef_draws=0)
+_LIGHT = replace(EFFORTS["glance"], removal_draws=3, search_draws=20, gef_draws=0)
 ON_HEAVY: Mapping[str, Effort] = {
     "glance": replace(_LIGHT, budget=60_000),
     "quick": replace(_LIGHT, name="quick", samples=64, budget=120_000),

@@ -25,7 +25,7 @@ from veridical.gef.forms import Form
 from veridical.gef.metric import GEF, Distortions
 from veridical.gef.noise_path import NoisePath
 from veridical.metrics.base import Outcome, register
-from veridical.values.scores import Scores, joined
+from veridical.values.scores import BY_DRAW, Scores, joined
 from veridical.values.task import Task
 
 SHUFFLES = 499
@@ -146,7 +146,7 @@ class IsoSigma(GEF):
     name: ClassVar[str] = "gef_iso"
     forms: ClassVar[tuple[str, ...]] = ("fast", *GEF.forms)
     keyed_as: ClassVar[str] = ""
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "At one level of noise: does the map move more where the model moves more?"
     assumes: ClassVar[str] = (
         "of two equally noisy models, the one that moved further has moved the map further"
@@ -162,6 +162,9 @@ class IsoSigma(GEF):
         if self.mean_then_correlate:
             raise InputError("iso-sigma correlates over draws; mean_then_correlate would average them first")
 
+    def _levels(self, path: NoisePath, draw: int) -> tuple[float, ...]:
+        return path.levels  # draws are compared with each other, at equal noise
+
     def _outcome(self, path: NoisePath, found: Distortions) -> Outcome:
         plain = super()._outcome(path, found)
         own = spearman if self.correlation == "spearman" else pearson
@@ -175,6 +178,7 @@ class IsoSigma(GEF):
             "too few draws at every level": values.isnan() & ~plain.values.isnan(),
         }
         details = {**plain.details, "q": plain.values, "by_level": by_level}
+        del details[BY_DRAW]  # of q; this score is one correlation over all draws
         sure = evidence(model, explanation, Key(0) / self.name, own)
         return Outcome(values, flags, plain.curve, details, {**plain.notes, "iso_sigma": sure.to_json()})
 

@@ -27,7 +27,7 @@ from veridical.models.cost import Cost
 from veridical.models.embeddings import embedding_layer
 from veridical.models.plan import memory_budget
 from veridical.models.weights import Noise, NoiseSource
-from veridical.values.scores import Curve, Direction, Scores
+from veridical.values.scores import BY_DRAW, Curve, Direction, Scores
 from veridical.values.task import Task
 
 Distance = Literal["euclidean", "cosine"]
@@ -85,10 +85,10 @@ class GEF(ExplainerMetric):
     """Scale one draw of noise over all levels; a variant, not comparable with the papers."""
     perturb: Perturbation = "weights"
     """What gets the noise."""
-    path: tuple[Positive, ...] | Rule = "isotonic"
+    path: tuple[Positive, ...] | Rule = "fitted"
     """The rule by which the noise levels are found, or the levels themselves, rising."""
     name: ClassVar[str] = "gef"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     forms: ClassVar[tuple[str, ...]] = ("reference", "jacobian", "arc")
     keyed_as: ClassVar[str] = "gef"
     category: ClassVar[str] = "faithfulness"
@@ -130,10 +130,10 @@ class GEF(ExplainerMetric):
             return "noise cannot be added to whole numbers and the model has no embedding layer"
         return None
 
-    def noise_path(self, task: Task, key: Key = Key(0), draws: int = 20) -> NoisePath:  # noqa: B008 (frozen)
+    def noise_path(self, task: Task, key: Key = Key(0), draws: int = 400) -> NoisePath:  # noqa: B008 (frozen)
         """The path of this task, found once and shared by all explainers; a score alone counts its rows.
 
-        `draws` are made at each level that is looked at; the path is then the task's, whoever asks.
+        At most `draws` perturbed models are asked; the path is then the task's, whoever asks.
         """
         if isinstance(self.path, tuple):
             return NoisePath.given(self.path)
@@ -240,16 +240,22 @@ class GEF(ExplainerMetric):
                     own = Run(self, block, group.explainers[who], key, path.sigma_max, models, checks[who])
                     runs[who].append(own)
             for draw in range(self.draws):
-                for level, sigma in enumerate(path.levels):
+                levels = self._levels(path, draw)
+                for level, sigma in enumerate(levels):
                     for who in group:
                         with group.working(who, task):
                             own = runs[who][-1]
+                            own.sigma_max = levels[-1]
                             own.moved.append(FORMS[self.form](own, sigma, draw, level))
         for who in group:
             with group.working(who, task):
                 for own in runs[who]:
                     own.check_finite()
         return {who: Distortions.of(runs[who]) for who in group}
+
+    def _levels(self, path: NoisePath, draw: int) -> tuple[float, ...]:
+        """The noise levels of one draw."""
+        return path.of_draw(draw, self.draws)
 
     def _nothing(self, size: Tensor) -> Tensor:
         """What counts as no movement for a map of this length: 1e-6 of it, as each form measures."""
@@ -269,6 +275,7 @@ class GEF(ExplainerMetric):
         if self.mean_then_correlate:
             compared = model.nanmean(1, keepdim=True), explanation.nanmean(1, keepdim=True)
         score, degenerate, empty = gef_score(*compared, CORRELATIONS[self.correlation])
+        by_draw = draw_scores(*compared, CORRELATIONS[self.correlation])[0]
         known = None if complete else ~explanation.isnan()
         overflown = ~finite[..., 0].any(-1)
         lost = ((~compared[1].isnan()).sum(-1) < MIN_LEVELS).all(-1) & ~overflown
@@ -280,6 +287,7 @@ class GEF(ExplainerMetric):
             "partial": partial.nanmean(-1),
             "partial_draws": (~partial.isnan()).sum(-1),
             "draws": finite[..., 0].sum(-1),
+            BY_DRAW: by_draw,
             "maps_missing": (explanation.isnan() & finite).sum((1, 2)),
             "model_distortion": model,
             "explanation_distortion": explanation,
@@ -318,7 +326,7 @@ class FastGEF(GEF):
     form: Form = "fast"
     """How the explanation's movement is measured."""
     name: ClassVar[str] = "fast_gef"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     forms: ClassVar[tuple[str, ...]] = ("fast",)
     summary: ClassVar[str] = "Does the explanation move as the model moves, under weight noise?"
     paper: ClassVar[str] = "Generalised Explanation Faithfulness; Algorithm 1"
@@ -347,6 +355,15 @@ def gef_score(
     tuple of Tensor
         Scores, whether a draw is degenerate, and whether no draw is left, each (N,).
     """
+    each, still = draw_scores(model, explanation, correlation)
+    kept = ~each.isnan()
+    return each.nanmean(-1), (still & kept).any(-1), ~kept.any(-1)
+
+
+def draw_scores(
+    model: Tensor, explanation: Tensor, correlation: Callable[..., Tensor] = spearman
+) -> tuple[Tensor, Tensor]:
+    """What each draw gives (N, draws), NaN where it is left out, and where the explanation did not move."""
     complete = bool((model.isfinite() & ~explanation.isnan()).all())
     if not complete:
         explanation = torch.where(model.isfinite().all(-1, keepdim=True), explanation, torch.nan)
@@ -355,10 +372,7 @@ def gef_score(
     still = ~has_spread(explanation, known) & enough
     kept = has_spread(model, known) & enough
     each = torch.where(still, 0.0, correlation(model, explanation, known))
-    total = torch.where(kept, each, 0.0).sum(-1)
-    count = kept.sum(-1)
-    score = torch.where(count > 0, total / count.clamp(min=1), torch.nan)
-    return score, (still & kept).any(-1), count == 0
+    return torch.where(kept, each, torch.nan), still
 
 
 @dataclass(frozen=True, eq=False)

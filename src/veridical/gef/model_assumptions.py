@@ -119,12 +119,12 @@ def assumptions(
     patches: Sequence[int] = (1, 2, 4, 8),
     mask_steps: int = 10,
     seed: int = 0,
-    search_draws: int = 20,
+    search_draws: int = 400,
     layer_steps: int | None = None,
 ) -> Assumptions:
     """Observe a model under the perturbations that metrics use, and count where their assumptions fail.
 
-    Input noise in `levels` levels up to chance, looked for with `search_draws` draws per level; layers
+    Input noise in `levels` levels up to chance, looked for with at most `search_draws` draws; layers
     randomised one after the other from the output down and from the input up, or in `layer_steps` groups;
     features masked cumulatively in random order in `mask_steps` steps, in `patches` on images, filled with
     the smallest, the largest and the mean value of each channel or column of the reference rows.
@@ -144,7 +144,7 @@ def assumptions(
     seed : int
         Seed of all draws.
     search_draws : int
-        Draws at each level while the path is looked for.
+        Most draws while the path is looked for.
     layer_steps : int, optional
         Groups in which layers are randomised; by default one by one.
 

@@ -1,17 +1,19 @@
-"""The noise path: how much noise it takes until the model predicts by chance.
+"""The noise path: how much noise it takes until nothing is left of the model's predictions.
 
-A path is given by the caller or searched on the task: the agreement of perturbed models with the model itself
-falls with the noise, and the path ends where nothing of it is left.
+A path is given by the caller or searched: the agreement of perturbed models with the model itself falls with
+the noise, and the path ends where a tenth of it is left. The search runs on the reference rows where there
+are any, so that a part of a task has the path of the whole.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,22 +22,32 @@ from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.errors import InputError, ModelError
+from veridical.functional import has_spread, round_to_grid, spearman
 from veridical.gef.perturbed_model import Perturbation, PerturbedModels
+from veridical.models.predictor import take_side
 from veridical.values.task import Task
 
 LOWEST = 1e-3
 """The first level of every path that was found."""
-MAX_SAMPLES = 256
-"""Samples on which a path is searched."""
-Rule = Literal["isotonic", "published"]
-FIRST, STEP, LAST = 0.2, 0.1, 10.2
-GRID = tuple(round(FIRST + STEP * i, 10) for i in range(round((LAST - FIRST) / STEP) + 1))
-"""The levels at which a path may end."""
-RESAMPLES = 200
-GLANCE = 5
-"""Draws made at a time: a level far above the goal needs no more than that."""
-NEAR = 0.3
-"""Levels around the crossing are looked at until they are so near, as a share; between them is a line."""
+MAX_SAMPLES = 64
+"""Rows on which a path is searched: agreement varies far more between perturbed models than between rows."""
+Rule = Literal["fitted", "published"]
+WEAKEST, STRONGEST = 0.02, 10.2
+"""Noise at which the search begins and above which it does not go."""
+FIRST, STEP = 0.2, 0.1
+"""The first level of the published rule, and the step to the next."""
+LEFT = 0.1
+"""The share of the agreement that is left where a path ends."""
+SWEEP = 10
+"""Levels, evenly spaced on a logarithmic scale, at which the search begins."""
+MIN_PAIRS = 50
+"""Pairs before the search may be content: the error of fewer is itself too uncertain."""
+SHARES = (0.8, 0.6, 0.4, 0.2, 0.1)
+"""Agreements around which the search goes on."""
+PRECISION = 0.07
+"""Standard error of log sigma_max at which the search is content."""
+SHRINK = 1.2
+"""Where answers are not finite the search goes on at noise weaker by this factor."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +62,22 @@ class NoisePath:
     """Why the search ended there."""
     rule: str
     """The rule of the search, or "given"."""
-    chance: float
-    """The agreement that means nothing."""
     searched: tuple[float, ...] = ()
-    """The levels that were tried."""
+    """The levels that were tried, rising."""
     agreement: tuple[float, ...] = ()
-    """The mean agreement with the unperturbed predictions there (a regression: R^2 of the outputs)."""
+    """The mean agreement with the unperturbed model there: 1 is all of it, 0 is chance."""
     fitted: tuple[float, ...] = ()
-    """Its fit that only falls."""
+    """The fitted curve there, which only falls."""
     interval: tuple[float, float] = (float("nan"), float("nan"))
-    """95% for `sigma_max`, over the draws."""
+    """95% for `sigma_max`, over the perturbed models of the search."""
     rows: int = 0
-    """Rows asked by the search."""
+    """Rows evaluated by the search."""
     draws: tuple[int, ...] = ()
-    """Noisy models at each level tried."""
+    """Perturbed models at each level tried."""
+    crossing: float = float("nan")
+    """Where the fitted curve says that a tenth is left; beyond `sigma_max` if that was not reached."""
+    pulls: tuple[float, ...] = ()
+    """How far each pair of perturbed models pulled the logarithm of the crossing; their sum is 0."""
 
     @classmethod
     def given(cls, levels: Sequence[float]) -> NoisePath:
@@ -72,7 +86,18 @@ class NoisePath:
         rising = all(low < high for low, high in pairwise(own))
         if not own or not all(math.isfinite(level) and level > 0 for level in own) or not rising:
             raise InputError(f"a noise path is positive and rising, got {own}")
-        return cls(own, own[-1], "given", "given", float("nan"))
+        return cls(own, own[-1], "given", "given")
+
+    def of_draw(self, draw: int, draws: int) -> tuple[float, ...]:
+        """The levels of one of several draws: each ends where its own part of the search would have ended.
+
+        So scores differ between draws as paths found anew would make them differ. Parts are told apart by
+        their pulls on the common fit (linear pseudo-values), whose mean over the draws is the path's own end.
+        """
+        if draws == 1 or not self.pulls:
+            return self.levels
+        end = math.log(self.crossing) + draws * sum(self.pulls[draw::draws])
+        return even_levels(_within(end, self.searched[0], self.searched[-1]), len(self.levels))
 
     def to_json(self) -> dict[str, Any]:
         """The path as plain data, for the provenance of the scores that rest on it."""
@@ -82,10 +107,10 @@ class NoisePath:
         if self.rule == "given":
             return f"a given path up to {self.sigma_max:g}"
         low, high = self.interval
-        spread = "" if low != low else f" [{low:g}, {high:g}]"
+        spread = "" if low != low else f" [{low:.3g}, {high:.3g}]"
         return (
             f"{len(self.levels)} levels up to {self.sigma_max:.3g}{spread} ({self.reason}; "
-            f"{self.rule} rule, chance {self.chance:.3g}, {self.rows} rows asked)"
+            f"{self.rule} rule, {self.rows} rows evaluated)"
         )
 
 
@@ -98,236 +123,227 @@ def even_levels(sigma_max: float, count: int) -> tuple[float, ...]:
     return tuple(LOWEST + (sigma_max - LOWEST) * i / (count - 1) for i in range(count))
 
 
+def _within(logarithm: float, low: float, high: float) -> float:
+    """The number of this logarithm, or the end of the range that it lies beyond."""
+    return math.exp(min(max(logarithm, math.log(low)), math.log(high)))
+
+
 @checked
 def find_path(
     task: Task,
     levels: Count = 5,
-    rule: Rule = "isotonic",
+    rule: Rule = "fitted",
     perturb: Perturbation = "weights",
-    draws: Count = 20,
+    draws: Count = 400,
     key: Key = Key(0),  # noqa: B008 (frozen)
 ) -> NoisePath:
-    """Search the noise at which the model's predictions agree with its own only by chance.
+    """Search the noise at which nothing is left of the model's predictions but chance.
 
-    `isotonic` (ours): on the grid 0.2, 0.3, ... 10.2 the first level at which a falling fit of the mean
-    agreement is within max(0.1/C, 0.01) of its floor: chance, 1/C, or else ("plateau") what is left under
-    the strongest noise. The crossing is found by bisection with `draws` draws per level, fewer where the
-    agreement is plainly higher. Where answers are not finite the path ends before, and says so.
-    `published`: one draw per level, stop at |agreement - 1/C| <= max(0.1/C, 0.01) or after 100 steps, mean of
-    5 runs.
+    `fitted` (ours): a logistic curve in log(sigma) is fitted to the agreement of perturbed models with the
+    model (see `agreement`), and the path ends where it says that a tenth is left. Models come in pairs of
+    opposite noise, first over the whole range from 0.02 to 10.2, then where the curve falls, until the
+    standard error of log(sigma_max) is below 0.07 or `draws` models were evaluated (the first 20 always are).
+    If more than a tenth is left at 10.2 the path ends there ("plateau"); where answers are not finite it ends
+    before, and says so.
+    `published`: one draw per level from 0.2 on by 0.1, stop where the share of predictions kept is within
+    max(0.1/C, 0.01) of 1/C or after 100 steps, mean of 5 runs.
+
+    Either is searched on at most 64 of the reference rows, or of the samples where there are none.
     """
-    if rule == "isotonic" and draws < 2:
-        raise InputError(f"the isotonic rule needs several draws per level, got {draws}")
     # a task of classes has no inputs of its own; its rows are what the model is seen to change on
-    task = task if task.members is None else task.members
-    few = task if len(task) <= MAX_SAMPLES else task[_some(task, key)]
+    rows = calibration_rows(task if task.members is None else task.members)
     before = task.predictor.meter.cost
-    search = isotonic if rule == "isotonic" else _published
-    found = search(few, PerturbedModels(few, perturb), draws, key / "path")
-    rows = (task.predictor.meter.cost - before).forward
-    own = even_levels(found["sigma_max"], levels)
-    return NoisePath(levels=own, rule=rule, chance=chance_of(task)[0], rows=rows, **found)
+    search = _fitted if rule == "fitted" else _published
+    found = search(rows, PerturbedModels(rows, perturb), draws, key / "path")
+    asked = (task.predictor.meter.cost - before).forward
+    return NoisePath(even_levels(found["sigma_max"], levels), rule=rule, rows=asked, **found)
+
+
+def calibration_rows(task: Task) -> Task:
+    """The rows on which a path is searched, the same ones whichever part of a task asks."""
+    if task.train is None or (len(task.side) and not len(task.train_side)):
+        if len(task) <= MAX_SAMPLES:
+            return task
+        # sets are often sorted by class, so the first ones would not do
+        return task[_chosen(task.draw_ids)]
+    numbers = torch.arange(len(task.train), device=task.device)
+    some = _chosen(numbers)
+    explained = task.targets.unique()
+    return task.changed(
+        alone=True,
+        inputs=task.train[some],
+        side=take_side(task.train_side, some),
+        ids=numbers[some],
+        draw_ids=numbers[some],
+        labels=None,
+        masks=None,
+        targets=explained[torch.arange(len(some), device=task.device) % len(explained)],
+    )
+
+
+def _chosen(ids: Tensor) -> Tensor:
+    return keyed.bits(Key(0) / "path rows", ids, 0, 1)[:, 0].argsort()[:MAX_SAMPLES].sort().values
 
 
 # --- agreement with the unperturbed model ---------------------------------------------
 
 
-def _some(task: Task, key: Key) -> Tensor:
-    """A keyed choice of samples: sets are often sorted by class, so the first ones would not do."""
-    return keyed.bits(key / "some", task.draw_ids, 0, 1)[:, 0].argsort()[:MAX_SAMPLES].sort().values
+def agreement(task: Task, outputs: Tensor) -> float:
+    """How much of the model's predictions is left: 1 for all of it, 0 for what chance would leave.
 
-
-def chance_of(task: Task) -> tuple[float, float]:
-    """What agreement means nothing, and how near counts as there; each of several labels is yes or no."""
-    if task.head == "regression":
-        return 0.0, 0.0
-    if task.head == "generation":  # one of a whole vocabulary at each place of the answer
-        return 0.0, 0.01
-    classes = 2 if task.head == "multilabel" else task.n_outputs
-    return 1 / classes, max(0.1 / classes, 0.01)
-
-
-def agreement(task: Task, outputs: Tensor) -> Tensor:
-    """Share of predictions, or of tokens of an answer, kept; for a regression R^2 of outputs, at least -1.
-
-    NaN where an answer is not finite, as very large weights may give: nothing can be compared there.
+    Classes and labels: the share of predictions kept beyond that of equal predictions drawn at random
+    (Cohen's kappa), so a model that collapses onto one class keeps nothing. Where all unperturbed predictions
+    are equal, chance is 1/C. A regression: Spearman's correlation with the unperturbed outputs. An answer
+    that is generated: the share of its tokens. NaN where an answer is not finite.
     """
-    clean = task.outputs
+    if not bool(outputs.isfinite().all()):
+        return math.nan
+    if task.head == "generation":
+        return float(outputs[:, 1].double().mean())
     if task.head == "regression":
-        left = (outputs.double() - clean.double()).square().sum()
-        spread = (clean.double() - clean.double().mean(0)).square().sum().clamp(min=1e-300)
-        kept = (1 - left / spread).clamp(min=-1.0)
-    elif task.head == "generation":
-        kept = outputs[:, 1].double().mean()
-    elif task.head == "multilabel":
-        kept = ((outputs > 0) == (clean > 0)).double().mean()
-    else:
-        kept = (outputs.argmax(-1) == clean.argmax(-1)).double().mean()
-    return torch.where(outputs.isfinite().all(), kept, torch.nan)
+        explained = task.targets.unique()
+        both = [round_to_grid(v[:, explained].T, task.predictor.rounding) for v in (task.outputs, outputs)]
+        # outputs that are all equal follow nothing
+        return float(spearman(*both).nan_to_num(0.0).mean())
+    clean, now = (predicted(task, each) for each in (task.outputs, outputs))
+    classes = 2 if task.head == "multilabel" else task.n_outputs
+    shares = [torch.bincount(each, minlength=classes) / len(each) for each in (clean, now)]
+    luck = float(shares[0] @ shares[1]) if float(shares[0].max()) < 1 else 1 / classes
+    return (float((clean == now).double().mean()) - luck) / (1 - luck)
 
 
-def agreements(task: Task, models: PerturbedModels, sigma: float, draws: range, key: Key) -> Tensor:
-    """The agreement of each of these draws at one level."""
-    out = []
-    for draw in draws:
-        out.append(agreement(task, models.outputs(models.at(sigma, key / draw))))
-    return torch.stack(out).cpu()
+def predicted(task: Task, outputs: Tensor) -> Tensor:
+    """The classes of these outputs, or whether each of several labels is given, in one row."""
+    return (outputs > 0).long().flatten() if task.head == "multilabel" else outputs.argmax(-1)
 
 
 # --- the searches ---------------------------------------------------------------------
 
 
+@dataclass
 class Search:
-    """The agreement at the levels that were looked at, and a fit that only falls."""
+    """Pairs of perturbed models at several levels, and the curve through their agreement."""
 
-    def __init__(self, task: Task, models: PerturbedModels, draws: int, key: Key) -> None:
-        self._asked = task, models, key
-        self._draws = draws
-        self.chance, self.slack = chance_of(task)
-        self.seen: dict[int, Tensor] = {}
+    task: Task
+    models: PerturbedModels
+    key: Key
+    top: float = STRONGEST
+    """The strongest noise under which answers are finite, as far as is known."""
+    noise: list[float] = field(default_factory=list)
+    """The logarithm of each pair's level."""
+    kept: list[float] = field(default_factory=list)
+    """The mean agreement of each pair."""
+    place: float = 0.0
+    """The logarithm of the level at which the curve is 1/2."""
+    slope: float = 2.0
+    """How steeply the curve falls there."""
 
-    def finite(self, place: int) -> bool:
-        """Whether every answer at a level is finite, looking first if need be."""
-        if place not in self.seen:
-            self._look(place)
-        return not bool(self.seen[place].isnan().any())
+    def ask(self, sigma: float) -> None:
+        """Evaluate a pair of models under opposite noise; answers that are not finite lower the top."""
+        key = self.key / len(self.noise) / f"{sigma:.6g}"
+        outputs = self.models.outputs
+        pair = [agreement(self.task, outputs(self.models.at(size, key))) for size in (sigma, -sigma)]
+        if any(map(math.isnan, pair)):
+            self.top = sigma / SHRINK
+            there = [(x, y) for x, y in zip(self.noise, self.kept, strict=True) if x <= math.log(self.top)]
+            self.noise, self.kept = [x for x, _ in there], [y for _, y in there]
+            return
+        self.noise.append(math.log(sigma))
+        self.kept.append(sum(pair) / 2)
 
-    def _ask(self, place: int, draws: range) -> Tensor:
-        task, models, key = self._asked
-        return agreements(task, models, GRID[place], draws, key / place)
+    def fit(self) -> tuple[float, Tensor]:
+        """Fit the curve; the logarithm of the level where a tenth is left, and each pair's pull on it."""
+        from scipy.optimize import least_squares
 
-    def _look(self, place: int) -> None:
-        seen = self._ask(place, range(min(GLANCE, self._draws)))
-        while len(seen) < self._draws and not bool(seen.isnan().any()):
-            # far above what is looked for is far above it with any number of draws; and where chance keeps
-            # nothing and no draw did, that is the floor (a level that ends the path is completed later)
-            margin = 3 * max(float(seen.std()) / len(seen) ** 0.5, 0.02)
-            if float(seen.mean()) - margin > self.goal or float(seen.max()) <= self.chance == 0:
-                break
-            seen = self._more(place, seen, GLANCE)
-        self.seen[place] = seen
+        x, y = np.array(self.noise), np.array(self.kept)
 
-    def _more(self, place: int, seen: Tensor, count: int) -> Tensor:
-        return torch.cat([seen, self._ask(place, range(len(seen), min(len(seen) + count, self._draws)))])
+        def slopes(p: Any) -> Any:
+            high = _curve(x, *p)
+            return np.stack([p[1] * high * (1 - high), (p[0] - x) * high * (1 - high)], 1)
 
-    def complete(self, place: int) -> bool:
-        """Make all draws of a level; whether there were fewer."""
-        seen = self.seen[place]
-        if len(seen) < self._draws:
-            self.seen[place] = self._more(place, seen, self._draws)
-        return len(seen) < self._draws
+        bounds = ([math.log(WEAKEST) - 2, 0.5], [math.log(STRONGEST) + 2, 10.0])
+        found = least_squares(lambda p: _curve(x, *p) - y, (self.place, self.slope), slopes, bounds)
+        self.place, self.slope = map(float, found.x)
+        turn = np.array([1.0, -math.log(1 / LEFT - 1) / self.slope**2])
+        pulls = found.jac @ np.linalg.pinv(found.jac.T @ found.jac) @ turn * -found.fun
+        return self.level(LEFT), torch.from_numpy(pulls - pulls.mean())
 
-    @property
-    def places(self) -> list[int]:
-        """The levels with finite answers, in order."""
-        return sorted(place for place, seen in self.seen.items() if not bool(seen.isnan().any()))
-
-    @property
-    def goal(self) -> float:
-        """The agreement at which nothing of the model is left: within the tolerance of its floor."""
-        places = self.places
-        floor = float(self.fit(self.means)[-1]) if places else self.chance
-        return max(self.chance, floor) + self.slack
-
-    @property
-    def means(self) -> Tensor:
-        return torch.stack([self.seen[place].mean() for place in self.places])
-
-    def fit(self, means: Tensor) -> Tensor:
-        """The falling fit of means (..., levels), each worth its number of draws."""
-        from scipy.optimize import isotonic_regression
-
-        counts = [len(self.seen[place]) for place in self.places]
-        rows = means.double().reshape(-1, len(counts)).numpy()
-        fitted = [isotonic_regression(row, weights=counts, increasing=False).x.tolist() for row in rows]
-        return torch.tensor(fitted, dtype=torch.float64).reshape(means.shape)
-
-    def crossing(self, means: Tensor) -> tuple[Tensor, Tensor]:
-        """Which level is the first at the goal, and where on the line from the one before it that is."""
-        fitted = self.fit(means)
-        goal = fitted[..., -1:].clamp(min=self.chance) + self.slack
-        first = (fitted <= goal).double().argmax(-1, keepdim=True)
-        sigmas = torch.tensor([GRID[place] for place in self.places], dtype=torch.float64)
-        before = (first - 1).clamp(min=0)
-        above, under = fitted.gather(-1, before), fitted.gather(-1, first)
-        share = ((above - goal) / (above - under).clamp(min=1e-12)).clamp(0, 1)
-        reached = sigmas[before] + torch.where(first > 0, share, 1.0) * (sigmas[first] - sigmas[before])
-        return first[..., 0], reached[..., 0]
+    def level(self, left: float) -> float:
+        """The logarithm of the level at which the curve has come down to this."""
+        return self.place + math.log(1 / left - 1) / self.slope
 
 
-def isotonic(task: Task, models: PerturbedModels, draws: int, key: Key) -> dict[str, Any]:
-    """Where a falling fit of the agreement comes down to its floor, by bisection on the grid."""
-    search, last = Search(task, models, draws, key), len(GRID) - 1
-    if not (whole := search.finite(last)):
-        low, high = -1, last
-        while high - low > 1:
-            middle = _between(low, high)
-            low, high = (middle, high) if search.finite(middle) else (low, middle)
-        last = low
-    if last < 0:
-        raise ModelError(
-            f"the model answers NaN or infinity under noise of {FIRST:g} already, the weakest that is tried; "
-            "give a path of your own (path=...), or a model in float32"
+def _curve(x: Any, place: float, slope: float) -> Any:
+    return 1 / (1 + np.exp(np.clip(slope * (x - place), -50, 50)))
+
+
+def _fitted(task: Task, models: PerturbedModels, draws: int, key: Key) -> dict[str, Any]:
+    """Where the curve through the agreement of pairs of perturbed models comes down to a tenth."""
+    if task.head == "regression" and not bool(has_spread(task.outputs[:, task.targets.unique()].T).any()):
+        raise InputError(
+            f"the model gives the same output for all {len(task)} rows on which its noise path would be "
+            "searched, so noise cannot be seen to change their order; give a path (path=(0.1, 0.5, 1.0)), or "
+            "reference rows that differ (train=...)"
         )
+    search = Search(task, models, key)
+    step = (STRONGEST / WEAKEST) ** (1 / (SWEEP - 1))
+    sigma = STRONGEST
+    while len(search.noise) < SWEEP and sigma > WEAKEST / SHRINK:
+        search.ask(sigma)
+        sigma = min(sigma / step, search.top) if search.noise else search.top
+    if not search.noise:
+        raise ModelError(
+            f"the model answers NaN or infinity under noise of {WEAKEST:g} already, the weakest that is "
+            "tried; give a path of your own (path=...), or a model in float32"
+        )
+    low = math.log(WEAKEST)
+    search.place = low + float(np.clip(np.mean(search.kept), 0.05, 0.95)) * (math.log(search.top) - low)
     while True:
-        places = search.places
-        crossing = search.crossing(search.means)
-        end, sigma = int(crossing[0]), float(crossing[1])
-        before = places[end - 1] if end else -1
-        fine = before >= 0 and GRID[places[end]] - GRID[before] <= NEAR * GRID[places[end]]
-        found = fine or places[end] - before <= 1 or not search.finite(_between(before, places[end]))
-        if found and not search.complete(places[end]):
+        end, pulls = search.fit()
+        error = float(pulls.square().sum().sqrt()) * (len(pulls) / (len(pulls) - 2)) ** 0.5
+        low, high = (_within(end + side * 1.96 * error, WEAKEST, search.top) for side in (-1, 1))
+        pairs = len(search.noise)
+        if pairs >= MIN_PAIRS and math.log(high / low) <= 2 * 1.96 * PRECISION:
             break
-    means, fitted = search.means, search.fit(search.means)
-    reason = "chance" if float(fitted[end]) <= search.chance + search.slack else "plateau"
-    if reason == "plateau" and not whole:
-        reason = "answers beyond are not finite"
+        if 2 * (pairs + len(SHARES)) > draws:
+            break
+        for left in SHARES:
+            search.ask(_within(search.level(left), WEAKEST, search.top))
+    reason = "chance"
+    if math.exp(end) > search.top:
+        reason = "plateau" if search.top == STRONGEST else "answers beyond are not finite"
+    levels = sorted(set(search.noise))
+    each = [[y for x, y in zip(search.noise, search.kept, strict=True) if x == level] for level in levels]
     return {
-        "sigma_max": _on_grid(sigma),
+        "sigma_max": _within(end, WEAKEST, search.top),
         "reason": reason,
-        "searched": tuple(GRID[place] for place in places),
-        "agreement": tuple(means.tolist()),
-        "fitted": tuple(fitted.tolist()),
-        "interval": _interval(search, key),
-        "draws": tuple(len(search.seen[place]) for place in places),
+        "searched": tuple(math.exp(level) for level in levels),
+        "agreement": tuple(sum(own) / len(own) for own in each),
+        "fitted": tuple(float(_curve(level, search.place, search.slope)) for level in levels),
+        "interval": (low, high),
+        "draws": tuple(2 * len(own) for own in each),
+        "crossing": math.exp(end),
+        "pulls": tuple(pulls.tolist()),
     }
 
 
-def _on_grid(sigma: float) -> float:
-    """The level of the grid at or before this noise."""
-    return GRID[max(0, int((sigma - FIRST) / STEP + 1e-9))]
-
-
-def _between(low: int, high: int) -> int:
-    """The grid's level in the geometric middle of two, strictly between them; low may lie before the grid."""
-    below = GRID[low] if low >= 0 else FIRST - STEP
-    middle = round(((below * GRID[high]) ** 0.5 - FIRST) / STEP)
-    return min(max(middle, low + 1), high - 1)
-
-
-def _interval(search: Search, key: Key) -> tuple[float, float]:
-    """Where sigma_max lies in 95 of 100 resamples of the draws."""
-    means = []
-    for place in search.places:
-        seen = search.seen[place]
-        pick = keyed.integers(key / "resample" / place, torch.arange(RESAMPLES), 0, len(seen), len(seen))
-        means.append(seen[pick].mean(-1))
-    ordered = search.crossing(torch.stack(means, -1))[1].sort().values.tolist()
-    return _on_grid(ordered[RESAMPLES // 40]), _on_grid(ordered[-1 - RESAMPLES // 40])
-
-
 def _published(task: Task, models: PerturbedModels, draws: int, key: Key) -> dict[str, Any]:
-    """The rule of the published program."""
-    chance, slack = chance_of(task)
+    """The rule of the published program; an output that is no class has come to chance at agreement 0."""
+    classes = {"multilabel": 2, "regression": 0, "generation": 0}.get(task.head, task.n_outputs)
     ends, stopped = [], 0
     for run in range(5):
-        for sigma in GRID[:100]:
-            level = float(agreements(task, models, sigma, range(1), key / run / str(sigma))[0])
-            if math.isnan(level):
+        for step in range(100):
+            sigma = round(FIRST + STEP * step, 10)
+            outputs = models.outputs(models.at(sigma, key / run / str(sigma)))
+            if not bool(outputs.isfinite().all()):
                 # answers that are not finite end the path at the level before
                 sigma = max(sigma - STEP, FIRST)
                 break
-            near = level <= 0 if task.head == "regression" else abs(level - chance) <= slack
+            if classes:
+                same = predicted(task, outputs) == predicted(task, task.outputs)
+                near = abs(float(same.double().mean()) - 1 / classes) <= max(0.1 / classes, 0.01)
+            else:
+                near = agreement(task, outputs) <= 0.01
             if near:
                 stopped += 1
                 break

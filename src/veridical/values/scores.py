@@ -29,6 +29,10 @@ SOURCES = ("draws", "fill", "tie orders")
 """What may be drawn again while all else stays."""
 
 
+BY_DRAW = "by_draw"
+"""The detail that holds what each of M draws gives every sample (N, M), where samples share their draws."""
+
+
 def repeats_of(source: str) -> str:
     """The detail that holds the scores (N, R) of R repeats in which one source was drawn anew."""
     return f"repeats: {source}"
@@ -176,14 +180,30 @@ class Scores:
 
         Its percentiles lie further out the fewer samples there are, as Student's t does beside the normal
         curve: those of the level itself would hold the mean of eight samples in 90% instead of 95%.
+        Where samples share draws (`details["by_draw"]`), what other draws would have given is added.
         """
         kept = self.values[~torch.isnan(self.values)].cpu()
         if len(kept) < 2:
             return math.nan, math.nan
+        wide = level
         if isinstance(level, Real) and 0 < level < 1:  # all else is refused by the interval itself
-            level = _widened(level, len(kept))
-        low, high = bootstrap_interval(kept, level=level, resamples=resamples, seed=seed)
-        return float(low), float(high)
+            wide = _widened(level, len(kept))
+        low, high = map(float, bootstrap_interval(kept, level=wide, resamples=resamples, seed=seed))
+        centre, draws = float(kept.mean()), self._error_of_draws(level)
+        return centre - math.hypot(centre - low, draws), centre + math.hypot(high - centre, draws)
+
+    def _error_of_draws(self, level: float) -> float:
+        """How far the mean may lie from that over other draws, by Student's t over the draws that were made.
+
+        Samples that share their draws (GEF's perturbed models) do not show it: it moves all of them alike.
+        """
+        if BY_DRAW not in self.details:
+            return 0.0
+        means = self.details[BY_DRAW].nanmean(0)
+        means = means[~means.isnan()]
+        if len(means) < 2:
+            return 0.0
+        return _students_t(len(means) - 1, (1 + level) / 2) * float(means.std()) / math.sqrt(len(means))
 
     def variance(self) -> Variance:
         """Where the variance comes from: samples, draws, fill, tie orders; of scores made with `repeats`."""
