@@ -1,37 +1,82 @@
 """Many random calls and changed files: what breaks the promise of an answer, a flag or a VeridicalError.
 
-python scripts/fuzz.py --calls 100000 --mutations 20000 --seed 7
+Each shard is a seed. Some calls are made again under another plan, and some in another process, backwards and
+with other hashes of texts: the numbers agree, or it is said. Nightly:
+
+python scripts/fuzz.py --calls 10000 --shards 10 --mutations 20000 --seed 7 --out fuzz.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.fuzz import calls, mutations  # noqa: E402
 
+SECOND = """
+import json, sys
+from tests.fuzz.calls import run
+print(json.dumps(run(*map(int, sys.argv[1:])).digests))
+"""
+
+
+def again(count: int, seed: int) -> dict[str, str]:
+    """What another process answers to one call in three, the last one first."""
+    paths = os.pathsep.join(sys.path[:2])
+    env = {**os.environ, "PYTHONHASHSEED": str(seed % 1000 + 1), "PYTHONPATH": paths}
+    command = [sys.executable, "-W", "ignore", "-c", SECOND, str(count), str(seed), "-3"]
+    made: dict[str, str] = json.loads(
+        subprocess.run(command, env=env, capture_output=True, check=True).stdout
+    )
+    return made
+
+
+def shard(count: int, seed: int) -> dict[str, Any]:
+    """One seed: what became of its calls, and which digests another process does not find."""
+    began = time.process_time()
+    tally = calls.run(count, seed)
+    other = again(count, seed)
+    unlike = [number for number, digest in other.items() if tally.digests[number] != digest]
+    wrong = tally.wrong + [f"{seed}/{number} has another answer in another process" for number in unlike]
+    outcomes = {**tally.outcomes, "in another process": len(other), "unlike there": len(unlike)}
+    seconds = round(time.process_time() - began)
+    return {"seed": seed, "calls": count, "outcomes": outcomes, "wrong": wrong, "seconds": seconds}
+
+
+def commit() -> str:
+    """The commit of the source, where git knows it."""
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return asked.stdout.strip()
+
 
 def main() -> int:
     """Print what became of the calls, and each kind of failure with one example."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--calls", type=int, default=10_000, help="calls of a shard")
+    parser.add_argument("--shards", type=int, default=1, help="how many, each with the next seed")
     parser.add_argument("--mutations", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--out", type=Path, help="a JSON file of all shards")
     given = parser.parse_args()
-    print(f"seed {given.seed}")
-    began = time.process_time()
-    wrong = []
-    found = calls.run(given.calls, given.seed)
-    print(f"{given.calls:,} calls: {dict(found.outcomes)}; {time.process_time() - began:.0f} s of CPU")
-    wrong += found.wrong
+    shards: list[dict[str, Any]] = []
+    for seed in range(given.seed, given.seed + given.shards):
+        shards.append(shard(given.calls, seed))
+        print(*(f"{name} {value}" for name, value in shards[-1].items() if name != "wrong"), flush=True)
+        if given.out:
+            given.out.write_text(json.dumps({"commit": commit(), "shards": shards}, indent=1))
+    wrong = [line for each in shards for line in each["wrong"]]
     with tempfile.TemporaryDirectory() as where:
         changed = mutations.run(given.mutations, given.seed, Path(where))
     print(f"{given.mutations:,} changed files: {dict(changed.outcomes)}")

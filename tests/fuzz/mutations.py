@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,5 +99,5 @@ def run(mutations: int, seed: int, folder: Path) -> Tally:
         victim.write_bytes(sick)
 
         problem = "a changed file was taken for a whole one" if name.startswith("our") else None
-        tally.attempt(f"{seed}/{number} {name}", lambda read=read, at=victim, bad=problem: (read(at), bad)[1])
+        tally.attempt(f"{seed}/{number} {name}", partial(read, victim), lambda _, found=problem: found)
     return tally

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from torch import nn
 
 import veridical as vd
 from tests.fuzz.calls import Any2D, Pictures, broken
+from veridical.core.key import Key
 from veridical.errors import VeridicalError
+from veridical.meta.dependence import permuted, random_maps
 
 
 def pictures(dtype: torch.dtype) -> vd.Task:
@@ -71,6 +74,16 @@ ODD_CALLS: dict[str, Callable[[], Any]] = {
         metrics={"a": 1},  # type: ignore[dict-item]
     ),
 }
+for odd in (torch.ones(2), "a", [None], {"a": 1}):
+    ODD_CALLS[f"draws {odd!r}"] = lambda odd=odd: vd.concepts.sanity(known(), draws=odd)
+    ODD_CALLS[f"noise draws {odd!r}"] = lambda odd=odd: vd.meta.calibrate(known(), "ipt", "nr", draws=odd)
+    ODD_CALLS[f"classes {odd!r}"] = lambda odd=odd: vd.gef.visualise(known(), odd, steps=1)
+for odd in (3, [None], torch.ones(2)):
+    ODD_CALLS[f"layer {odd!r}"] = lambda odd=odd: vd.concepts.split(known(), odd)
+    ODD_CALLS[f"layer, expanded {odd!r}"] = lambda odd=odd: vd.concepts.split(known(), odd, first_order=True)
+for odd in (torch.zeros(0), torch.zeros(0, dtype=torch.int64), np.zeros(0), ()):
+    ODD_CALLS[f"counts {odd!r}"] = lambda odd=odd: vd.concepts.parsimony("pca", known(), counts=odd)
+    ODD_CALLS[f"shares {odd!r}"] = lambda odd=odd: vd.fidelity.robustness_table(known(), shares=odd)
 for odd in ([], torch.ones(3), np.ones(3), "a", 3, {}):
     ODD_CALLS[f"other models {odd!r}"] = lambda odd=odd: vd.audit(known(), effort="glance", others=odd)
 for odd in (torch.tensor(1.0), np.array(1.0), torch.ones(2), np.ones(2)):
@@ -78,6 +91,27 @@ for odd in (torch.tensor(1.0), np.array(1.0), torch.ones(2), np.ones(2)):
     ODD_CALLS[f"metrics {odd!r}"] = lambda odd=odd: vd.evaluate(known(), ["gradient"], odd)
 for odd in ({"a": 1}, 3, [None], torch.ones(2)):
     ODD_CALLS[f"side {odd!r}"] = lambda odd=odd: vd.fidelity.finetune(known(), train_side=odd, epochs=1)
+
+
+def test_arrays_are_taken_where_several_numbers_are() -> None:
+    found = vd.concepts.parsimony("pca", known(), counts=torch.tensor([1, 2]))
+    assert found.counts == (1, 2)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_a_study_takes_every_plan(rows: int, tmp_path: Path) -> None:
+    given = {"tasks": [{"name": "known/linear", "samples": 3}], "explainers": ["gradient"]}
+    given |= {"metrics": ["pixel_flipping"], "plan": {"rows": rows}}
+    assert vd.study.run(given, tmp_path / "s", executor="in-process", progress=False).status().complete
+
+
+def test_permuted_maps_are_drawn_without_the_last_digits() -> None:
+    """A map whose last bit came out otherwise, under another plan, met another permutation."""
+    maps = torch.randn(40, 6, dtype=torch.float64)
+    near = maps * (1 + 1e-15 * torch.randn(40, 6, dtype=torch.float64))
+    assert not near.equal(maps)
+    for alter in (permuted, random_maps):
+        assert torch.allclose(alter(near, None, Key(0)), alter(maps, None, Key(0)), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("call", ODD_CALLS.values(), ids=ODD_CALLS.keys())

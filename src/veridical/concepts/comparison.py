@@ -32,7 +32,9 @@ from veridical.concepts.sanity_check import (
     rank_optimum,
 )
 from veridical.concepts.splitting import Split
+from veridical.core.allowed import Count
 from veridical.core.key import Key, as_key, integers
+from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import pearson
 from veridical.values.tables import text_table
@@ -55,6 +57,7 @@ class Stability:
     importances: float
 
 
+@checked
 def stability(fits: Sequence[Concepts]) -> Stability | None:
     """Compare fits of one method with different seeds, in pairs.
 
@@ -331,11 +334,12 @@ class Comparison:
         return "\n".join([*words, text_table(head, rows), *notes])
 
 
+@checked
 def compare(
     train: Task | Split | Embeddings,
     methods: Any,
     seed: int | Key = 0,
-    seeds: int = 1,
+    seeds: Count = 1,
     layer: str | None = None,
     *,
     test: Embeddings | None = None,
@@ -374,8 +378,6 @@ def compare(
         No method is given, or embeddings come without test rows or head.
     """
     rows, own, test, head = materials_of(train, test, head, materials, layer)
-    if seeds < 1:
-        raise InputError(f"seeds is at least 1, got {seeds}")
     chosen = entries(methods)
     if not chosen:
         raise InputError("give at least one concept method, the name of one, or ready concepts")
@@ -490,12 +492,13 @@ class Parsimony:
         return f"Parsimony of {self.method}, SURF_MAE by concepts: {curve}; {end}"
 
 
+@checked
 def parsimony(
     method: Entry | str,
     train: Task | Split | Embeddings,
     test: Embeddings | None = None,
     head: Head | None = None,
-    counts: Sequence[int] = (1, 2, 3, 5, 8, 12),
+    counts: Sequence[Count] = (1, 2, 3, 5, 8, 12),
     seed: int | Key = 0,
     materials: Mapping[Kind, Embeddings] | None = None,
 ) -> Parsimony:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from veridical.concepts.concepts import Concepts, Linear
 from veridical.concepts.embeddings import Embeddings, Head
+from veridical.core.settings import checked
 from veridical.errors import InputError, ShapeError, unknown_name
 from veridical.functional import spearman
 from veridical.values.scores import Direction, Scores
@@ -213,6 +214,7 @@ def _errors(
 Positions = Literal["pooled", "each"]
 
 
+@checked
 def judge(
     concepts: Concepts,
     embeddings: Embeddings,
@@ -280,6 +282,7 @@ def judge(
     )
 
 
+@checked
 def ice_eval(concepts: Concepts, embeddings: Embeddings, head: Head) -> Judgement:
     """ICE-Eval (eq. 4): rebuild the embedding from its concepts, then apply the head.
 
@@ -434,6 +437,7 @@ class ErrorSplit:
         )
 
 
+@checked
 def error_split(concepts: Concepts, train: Embeddings, test: Embeddings, head: Head) -> ErrorSplit:
     """Split SURF into what is the concepts' fault and what the importances'.
 

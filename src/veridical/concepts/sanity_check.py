@@ -13,7 +13,9 @@ from veridical.concepts.concepts import Concepts, Linear
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.measures import LABELS, Judgement, chunks, ice_eval, judge, shown
 from veridical.concepts.splitting import Split, split
+from veridical.core.allowed import Count
 from veridical.core.key import Key, as_key, normal, uniform
+from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError
 from veridical.values.tables import text_table
 from veridical.values.task import Task
@@ -40,12 +42,14 @@ def perfect(head: Head) -> Concepts:
     return Concepts.of((head.weight / norms[:, None])[:, None], norms[:, None], method="Perfect")
 
 
+@checked
 def random_importances(head: Head, seed: int | Key = 0, draw: int = 0) -> Concepts:
     """Perfect concepts with importances from U[0, 1)."""
     exact = perfect(head)
     return Concepts.of(exact.vectors, _importances(head, as_key(seed), draw), method="Rand-Imp")
 
 
+@checked
 def random_concepts(head: Head, seed: int | Key = 0, draw: int = 0) -> Concepts:
     """Directions from N(0, I), of length 1, with the same random importances."""
     ids = torch.arange(head.n_outputs, device=head.weight.device)
@@ -66,7 +70,8 @@ def _importances(head: Head, key: Key, draw: int) -> Tensor:
     return uniform(key / "importances", ids, draw, 1, torch.float64)
 
 
-def rank_optimum(embeddings: Embeddings, head: Head, n_concepts: int) -> Concepts:
+@checked
+def rank_optimum(embeddings: Embeddings, head: Head, n_concepts: Count) -> Concepts:
     """The K shared directions with the least RMSE that a linear surrogate can have on these embeddings.
 
     With `mu = E[h]`, `S = Cov(h)` and `F S^(1/2) = U s W^T` the surrogate is
@@ -153,11 +158,12 @@ class SanityTable:
         return self.to_frame().to_html(index=False)
 
 
+@checked
 def sanity(
     task: Task | Split | Embeddings,
     head: Head | None = None,
     seed: int | Key = 0,
-    draws: int = 10,
+    draws: Count = 10,
     measures: Sequence[str] | Mapping[str, Measure] = tuple(MEASURES),
 ) -> SanityTable:
     """Table 3 for one head: do measures notice that an explanation is random?
@@ -198,8 +204,6 @@ def sanity(
         if unknown:
             raise InputError(f"measures are among {', '.join(MEASURES)}, or functions; got {unknown}")
         measures = {name: MEASURES[name] for name in measures}
-    if draws < 1:
-        raise InputError(f"draws is at least 1, got {draws}")
     if not head.classifies:
         raise NotApplicableError(f"the sanity check compares measures for classifiers; this is a {head.kind}")
     key = as_key(seed) / "sanity"

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from veridical.concepts.embeddings import Embeddings, Head, Kind
+from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.functional.devices import on_host
 from veridical.models.inner_units import Site
@@ -258,6 +259,7 @@ def _not_linear(why: str) -> NotApplicableError:
     )
 
 
+@checked
 def split(task: Task, layer: str | None = None, first_order: bool = False, read: Read | None = None) -> Split:
     """Split a task's model before its head: the last matrix product whose input gives all outputs affinely.
 
@@ -424,6 +426,7 @@ _SAME = 1e-6
 """Share of the largest output below which outputs of one embedding are the same for all rows."""
 
 
+@checked
 def expand(task: Task, layer: str | None = None, read: Read | None = None) -> Split:
     """Split at any layer; the head is `F h + b`, the tangent at the mean train embedding.
 

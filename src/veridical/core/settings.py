@@ -151,13 +151,17 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        for name, value in signature.bind(*args, **named).arguments.items():
+        bound = signature.bind(*args, **named)
+        for name, value in bound.arguments.items():
             kind = signature.parameters[name].kind
             if name in declared() and kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY):
-                reason = mismatch(value, declared()[name])
+                wanted = declared()[name]
+                reason = mismatch(value, wanted)
                 if reason is not None:
                     raise InputError(f"{who}: {name} is {reason}, got {value!r:.80}")
-        return function(*args, **named)
+                if hasattr(value, "tolist") and Sequence in map(get_origin, (wanted, *get_args(wanted))):
+                    bound.arguments[name] = value.tolist()  # an array has no truth of its own
+        return function(*bound.args, **bound.kwargs)
 
     return call  # type: ignore[return-value]
 

@@ -15,6 +15,7 @@ from veridical.concepts.dictionary import Dictionary
 from veridical.concepts.dictionary_training import Recipe
 from veridical.concepts.splitting import Split, at_layer, split
 from veridical.core.key import Key, permutation
+from veridical.core.settings import checked
 from veridical.dictionaries.planted import Superposition, chance_mcc, truth_scores
 from veridical.errors import InputError, NotApplicableError, ShapeError
 from veridical.gef import GEF, FastGEF
@@ -22,6 +23,7 @@ from veridical.gef.codes import End, layer_activations
 from veridical.values.task import Task
 
 
+@checked
 def activations(task: Task, layer: str, *, axis: int = 1, end: End = "output") -> Tensor:
     """Rows (n, D) for `train` from any layer of a task: one per sample and position, padding left out.
 

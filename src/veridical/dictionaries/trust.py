@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from veridical.concepts.dictionary_training import Recipe, TopK
+from veridical.core.allowed import Count
 from veridical.core.files import write_file
 from veridical.core.key import Key, integers
 from veridical.core.progress import track
+from veridical.core.settings import checked
 from veridical.dictionaries.bench import Bench, Subject
 from veridical.dictionaries.controls import RANDOM, Maker, family
 from veridical.dictionaries.measures import MEASURES
@@ -242,11 +244,12 @@ def _largest(values: list[float]) -> float:
     return math.nan if not values or any(math.isnan(v) for v in values) else max(values)
 
 
+@checked
 def judge(
     bench: Bench | Superposition | None = None,
     recipe: Recipe | None = None,
     *,
-    seeds: int = 4,
+    seeds: Count = 4,
     measures: Sequence[str] | None = None,
     entries: Mapping[str, Maker] | None = None,
     seed: int = 0,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.core.allowed import Count, Within
+from veridical.core.settings import checked
 from veridical.core.space import Space
 from veridical.errors import InputError, ShapeError, unknown_name
 from veridical.explainers import Explainer
@@ -29,6 +30,7 @@ Relevance = Literal["contributions", "projections"]
 Pool = Literal["mean", "max", "last"]
 
 
+@checked
 def layer_activations(task: Task, layer: str, end: End = "output", axis: int = 1) -> Tensor:
     """What goes into or comes out of a layer: (N, positions, D), in the task's chunks; rows are counted.
 
@@ -242,6 +244,7 @@ class NeuronView(nn.Module):
         return activation.movedim(self.axis, 1).flatten(2).mean(2) if activation.dim() > 2 else activation
 
 
+@checked
 def at_neuron(task: Task, layer: str, unit: int, axis: int = 1) -> Task:
     """The same inputs where what is explained is the mean activation of a unit of a layer.
 

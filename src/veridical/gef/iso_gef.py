@@ -18,6 +18,7 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Within
 from veridical.core.key import Key
+from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.functional import has_spread, pearson, spearman
@@ -183,6 +184,7 @@ class IsoSigma(GEF):
         return Outcome(values, flags, plain.curve, details, {**plain.notes, "iso_sigma": sure.to_json()})
 
 
+@checked
 def with_draws_for(
     task: Task,
     explainer: Any,

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
+from veridical.core.allowed import Count
 from veridical.core.key import Key
+from veridical.core.settings import checked
 from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import round_to_grid
@@ -112,15 +114,16 @@ class Assumptions:
         return f"{head}\n{self.to_frame().round(3).to_string(index=False)}"
 
 
+@checked
 def assumptions(
     task: Task,
-    levels: int = 10,
-    draws: int = 5,
-    patches: Sequence[int] = (1, 2, 4, 8),
-    mask_steps: int = 10,
+    levels: Count = 10,
+    draws: Count = 5,
+    patches: Sequence[Count] = (1, 2, 4, 8),
+    mask_steps: Count = 10,
     seed: int = 0,
-    search_draws: int = 400,
-    layer_steps: int | None = None,
+    search_draws: Count = 400,
+    layer_steps: Count | None = None,
 ) -> Assumptions:
     """Observe a model under the perturbations that metrics use, and count where their assumptions fail.
 
@@ -164,8 +167,8 @@ def assumptions(
         raise NotApplicableError("the samples of this task are classes; give the task of its inputs")
     if not any(p.is_floating_point() for p in task.predictor.model.parameters()):
         raise NotApplicableError("the model has no weights that torch can see, so no layer can be randomised")
-    if levels < 2 or draws < 1 or mask_steps < 2:
-        raise InputError(f"at least 2 levels, 1 draw and 2 mask steps, got {levels}, {draws}, {mask_steps}")
+    if levels < 2 or mask_steps < 2:
+        raise InputError(f"at least 2 levels and 2 mask steps, got {levels} and {mask_steps}")
     key = Key(seed) / "assumptions"
     before = task.predictor.meter.cost
     path = find_path(task, levels, perturb="input", draws=search_draws, key=key)

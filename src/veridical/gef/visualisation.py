@@ -20,6 +20,7 @@ from veridical.core import key as keyed
 from veridical.core.allowed import Count, PartOf, Positive
 from veridical.core.facts import train_fact
 from veridical.core.key import Key
+from veridical.core.settings import checked
 from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers import Explainer
@@ -39,10 +40,11 @@ FOR_PHOTOS: dict[str, Any] = {"views": 16, "smallest": 0.3, "rate": 0.3}
 """What makes classes of photographs plain to see: many views, and smaller parts in them."""
 
 
+@checked
 def visualise(
     task: Task,
     class_: int | Sequence[int] | None = None,
-    steps: int = 100,
+    steps: Count = 100,
     seed: int = 0,
     **settings: Any,
 ) -> Explanation:
@@ -109,7 +111,8 @@ def plot_classes(pictures: Explanation, names: Sequence[str] | None = None) -> F
 # --- tasks of classes -----------------------------------------------------------------
 
 
-def class_task(task: Task, classes: Sequence[int] | None = None, rows_per_class: int = 32) -> Task:
+@checked
+def class_task(task: Task, classes: Sequence[int] | None = None, rows_per_class: Count = 32) -> Task:
     """The same model where each sample stands for a class, for explanations that have no input.
 
     Its `members` are the reference rows (the task's `train`, else its inputs) that the model predicts to be
@@ -142,8 +145,6 @@ def class_task(task: Task, classes: Sequence[int] | None = None, rows_per_class:
         raise NotApplicableError(f"a {task.head} has no classes")
     if task.modality == "text" or not task.inputs.is_floating_point():
         raise NotApplicableError("tokens have no picture; classes are visualised on inputs of real numbers")
-    if rows_per_class < 1:
-        raise InputError(f"each class needs at least one row, got rows_per_class={rows_per_class}")
     rows = task.inputs if task.train is None else task.train
     side = task.side if task.train is None else task.train_side
     if len(side):

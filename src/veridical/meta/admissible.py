@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from veridical.api import as_explanation, as_metric, labelled
+from veridical.core.allowed import Between
 from veridical.core.key import Key
 from veridical.core.progress import track
+from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.meta.consistency import MIN_SAMPLES
 from veridical.meta.damage import (
@@ -201,13 +203,14 @@ class PlantedDamage:
 METHOD = "it scores a method, which makes maps of its own; damage is planted on finished maps"
 
 
+@checked
 def planted_damage(
     task: Task,
     metrics: Sequence[Any] | Mapping[str, Any],
     *,
     reference: Any = None,
     levels: Sequence[float] = LEVELS,
-    level: float = 0.95,
+    level: Between = 0.95,
     seed: int = 0,
     progress: bool | None = None,
 ) -> PlantedDamage:
@@ -260,8 +263,6 @@ def planted_damage(
     metrics = labelled(metrics, as_metric)
     if not metrics:
         raise InputError("give at least one metric to plant damage for")
-    if not 0 < level < 1:
-        raise InputError(f"level lies between 0 and 1, got {level}")
     memo = Memo()
     maps = as_explanation(reference_for(task) if reference is None else reference, task, seed, memo=memo)
     steps = damaged_maps(maps, levels, Key(seed) / "planted damage")

@@ -92,10 +92,10 @@ def reach(before: Tensor, after: Tensor) -> float:
 def permuted(maps: Tensor, valid: Tensor | None, key: Key) -> Tensor:
     """Every map with its values dealt anew among its valid features; equal maps are dealt alike.
 
-    Draws are keyed by the map's own bits: a fixed permutation would leave all distances between maps alone.
+    Draws are keyed by the map itself: a fixed permutation would leave all distances between maps alone.
     """
     count = maps.shape[1]
-    ids = keyed.content_ids(maps if valid is None else maps.masked_fill(~valid, 0.0))
+    ids = _digests(maps, valid)
     order = keyed.permutation(key, ids, 0, count, valid)
     if valid is None:
         return maps.gather(1, order)
@@ -105,10 +105,17 @@ def permuted(maps: Tensor, valid: Tensor | None, key: Key) -> Tensor:
 
 
 def random_maps(maps: Tensor, valid: Tensor | None, key: Key) -> Tensor:
-    """Normal values in the place of every map, keyed by its bits."""
-    ids = keyed.content_ids(maps if valid is None else maps.masked_fill(~valid, 0.0))
+    """Normal values in the place of every map, keyed by itself."""
+    ids = _digests(maps, valid)
     drawn = keyed.normal(key, ids, 0, maps.shape[1], maps.dtype)
     return drawn if valid is None else drawn.masked_fill(~valid, 0.0)
+
+
+def _digests(maps: Tensor, valid: Tensor | None) -> Tensor:
+    """An id of each map, without the last digits of its values, which depend on the plan."""
+    maps = maps if valid is None else maps.masked_fill(~valid, 0.0)
+    largest = maps.abs().amax(1, keepdim=True)
+    return keyed.content_ids((maps / largest).round(decimals=5))
 
 
 def altered(explanation: Explanation, how: str, key: Key) -> Explanation:

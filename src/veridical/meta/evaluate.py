@@ -13,8 +13,9 @@ import torch
 
 from veridical._version import __version__
 from veridical.api import as_metric, labelled
+from veridical.core.allowed import Between, Count, Index
 from veridical.core.key import Key
-from veridical.core.settings import holds_code
+from veridical.core.settings import checked, holds_code
 from veridical.errors import InputError, unknown_name
 from veridical.explainers import as_explainer
 from veridical.jobs import Store, content_hash, resume
@@ -25,13 +26,14 @@ from veridical.meta.scoring import ScoringRun
 from veridical.values.task import Task
 
 
+@checked
 def meta_evaluate(
     task: Task,
     metrics: Sequence[Any] | Mapping[str, Any],
     explainers: Sequence[Any] | Mapping[str, Any],
     *,
     tests: Sequence[str] = ("ipt", "mpt"),
-    draws: int = 5,
+    draws: Count = 5,
     iterations: int | Sequence[int] = 3,
     seed: int = 0,
     nr: Strength = "published",
@@ -40,8 +42,8 @@ def meta_evaluate(
     average_first: bool = False,
     published: bool = False,
     same_draws: bool | Sequence[str] = False,
-    resamples: int = 200,
-    level: float = 0.95,
+    resamples: Index = 200,
+    level: Between = 0.95,
     device: str | torch.device | None = None,
     progress: bool | None = None,
     folder: str | Path | None = None,
@@ -128,11 +130,7 @@ def meta_evaluate(
             f"the task has {len(task)} samples; a signed-rank test needs at least {MIN_SAMPLES} whose "
             "prediction changed, so give it some dozens"
         )
-    if not isinstance(draws, int) or draws < 1:
-        raise InputError(f"draws counts from 1, got {draws!r}")
     numbers = _numbers(iterations)
-    if resamples < 0 or not 0 < level < 1:
-        raise InputError(f"resamples is at least 0 and level between 0 and 1, got {resamples} and {level}")
     if folder is not None or executor is not None:
         given = {"tests": tuple(tests), "draws": draws, "seed": seed, "nr": nr, "ar": ar, "epsilon": epsilon}
         given |= {"average_first": average_first, "published": published, "same_draws": same_draws}

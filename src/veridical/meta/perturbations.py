@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
+from veridical.core.allowed import Count
 from veridical.core.key import Key
+from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.explainers.layout import time_axis
 from veridical.metrics.input_noise import movable, touched, uniform_noise, why_no_noise
@@ -235,13 +237,14 @@ def share_changed_by(
     return float(torch.stack(shares).mean())
 
 
+@checked
 def calibrate(
     task: Task,
     test: Test,
     mode: Mode,
     epsilon: float | None = None,
     seed: int = 0,
-    draws: int = DRAWS,
+    draws: Count = DRAWS,
     disrupted: float | None = None,
 ) -> Calibrated:
     """Find the smallest noise that disrupts (AR), or the largest that changes at most 5% (NR).

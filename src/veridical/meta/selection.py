@@ -7,6 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from veridical.api import as_metric
+from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.meta.evaluate import meta_evaluate
 from veridical.meta.result import ENTRIES, MEAN, MetaEvaluation
@@ -72,6 +73,7 @@ def _winner(result: MetaEvaluation, ranked: Sequence[str], test: str) -> str | N
     return seeing[0] if lead > 0 and apart else None
 
 
+@checked
 def search_settings(
     task: Task,
     metric: Any,

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from veridical.core.allowed import LARGE, LARGEST, MANY
 from veridical.core.files import check_limit
+from veridical.models.plan import Plan
 
 FILE_KEYS = ("model", "data", "train", "labels", "text", "arch", "kind", "output")
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
@@ -142,8 +143,8 @@ class TaskEntry(Entry):
 class ChunkPlan(Strict):
     """How models are run, on whatever worker."""
 
-    rows: Annotated[int, Field(ge=8, le=MANY, multiple_of=8)] | None = None
-    """Rows per chunk, a multiple of 8; None measures once."""
+    rows: Annotated[Positive, AfterValidator(lambda rows: Plan(rows=rows).rows)] | None = None
+    """Rows per chunk: 1, 2, 4 or a multiple of 8; None measures once."""
     threads: Annotated[Positive, AfterValidator(_bounded_threads)] = 1
     """Threads that torch may use."""
 
