@@ -156,11 +156,11 @@ def checked(function: F) -> F:
             kind = signature.parameters[name].kind
             if name in declared() and kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY):
                 wanted = declared()[name]
+                if hasattr(value, "tolist") and Sequence in map(get_origin, (wanted, *get_args(wanted))):
+                    bound.arguments[name] = value = value.tolist()  # an array has no truth of its own
                 reason = mismatch(value, wanted)
                 if reason is not None:
                     raise InputError(f"{who}: {name} is {reason}, got {value!r:.80}")
-                if hasattr(value, "tolist") and Sequence in map(get_origin, (wanted, *get_args(wanted))):
-                    bound.arguments[name] = value.tolist()  # an array has no truth of its own
         return function(*bound.args, **bound.kwargs)
 
     return call  # type: ignore[return-value]
