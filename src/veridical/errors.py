@@ -55,11 +55,11 @@ class StorageError(VeridicalError, OSError):
     read_only = False
 
     @classmethod
-    def of(cls, done: str, path: object, error: OSError) -> StorageError:
+    def of(cls, done: str, path: object, error: OSError | ValueError) -> StorageError:
         """The sentence for what the system said."""
-        remedy = _REMEDIES.get(error.errno or 0, "")
-        made = cls(f"{path} cannot be {done}: {error.strerror or error}{remedy}")
-        made.errno, made.read_only = error.errno, error.errno in _READ_ONLY
+        number, words = getattr(error, "errno", None), getattr(error, "strerror", None)
+        made = cls(f"{path} cannot be {done}: {words or error}{_REMEDIES.get(number or 0, '')}")
+        made.errno, made.read_only = number, number in _READ_ONLY
         return made
 
 

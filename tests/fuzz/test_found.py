@@ -68,6 +68,10 @@ ODD_CALLS: dict[str, Callable[[], Any]] = {
     "epsilon": lambda: vd.score("relative_output_stability", table(), "gradient", epsilon=math.nan),
     "baseline beyond float32": lambda: vd.explain("integrated_gradients", table(), baseline=1e300),
     "shift beyond float32": lambda: vd.score("input_invariance", table(), "gradient", shift=1e300),
+    "a file that is no path": lambda: vd.explain("gradient", known()).save("a\0"),
+    "a file to read that is no path": lambda: vd.Explanation.load("a\0"),
+    "a cache that is no path": lambda: vd.fidelity.finetune(known(), known().inputs, epochs=1, cache="\0"),
+    "a page that is no path": lambda: vd.evaluate(known(), "gradient", "sparseness").report("a\0.html"),
     "a metric of ranking that is none": lambda: vd.fidelity.ranking_study(
         known(),
         "gradient",
@@ -96,6 +100,23 @@ for odd in ({"a": 1}, 3, [None], torch.ones(2)):
 def test_arrays_are_taken_where_several_numbers_are() -> None:
     found = vd.concepts.parsimony("pca", known(), counts=torch.tensor([1, 2]))
     assert found.counts == (1, 2)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 1), (1, 3)])
+def test_edges_of_a_series_of_one_step(shape: tuple[int, int]) -> None:
+    space = vd.Space.steps(shape, time_axis=0) if shape == (1, 3) else None
+    task = vd.Task(
+        nn.Sequential(nn.Flatten(), nn.Linear(3 if 3 in shape else 1, 2)), torch.randn(2, *shape), space=space
+    )
+    assert vd.explain("sobel", task).values.tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize("size", [1e30, 1e38, 2.0**63])
+def test_subsets_of_more_features_than_there_are(size: float) -> None:
+    task = table()
+    all_but_one = vd.score("faithfulness_correlation", task, "gradient", subset_size=3)
+    found = vd.score("faithfulness_correlation", task, "gradient", subset_size=size)
+    assert found.values.nan_to_num().equal(all_but_one.values.nan_to_num())
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])

@@ -69,7 +69,7 @@ def write_file(path: str | Path, content: bytes | str, private: bool = True) -> 
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise StorageError.of("written", path, error) from error
     return path
 
@@ -81,7 +81,7 @@ def read_file(path: str | Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise FormatError(f"there is no file {path}") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise StorageError.of("read", path, error) from error
 
 

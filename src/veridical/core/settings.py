@@ -156,7 +156,9 @@ def checked(function: F) -> F:
             kind = signature.parameters[name].kind
             if name in declared() and kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY):
                 wanted = declared()[name]
-                if hasattr(value, "tolist") and Sequence in map(get_origin, (wanted, *get_args(wanted))):
+                if hasattr(value, "tolist") and any(
+                    get_origin(w) is Sequence for w in (wanted, *get_args(wanted))
+                ):
                     bound.arguments[name] = value = value.tolist()  # an array has no truth of its own
                 reason = mismatch(value, wanted)
                 if reason is not None:

@@ -34,10 +34,11 @@ def spatial_size(task: Task) -> list[int]:
 
 def time_axis(task: Task) -> int:
     """The axis of the inputs that counts the steps of a series."""
-    labels = task.space.labels
+    labels, shape = task.space.labels, task.inputs.shape[1:]
     if task.space.kind != "step":
         return labels.dim()
-    return 1 + max(range(labels.dim()), key=lambda axis: labels.shape[axis])
+    # of one step, the axis that is no longer than its labels: channels share a label
+    return 1 + max(range(labels.dim()), key=lambda axis: (labels.shape[axis], -shape[axis], axis))
 
 
 def resized(maps: Tensor, size: list[int]) -> Tensor:

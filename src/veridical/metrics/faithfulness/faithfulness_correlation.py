@@ -61,5 +61,5 @@ class FaithfulnessCorrelation(Metric):
 
 
 def _sizes(counts: Tensor, share: float) -> Tensor:
-    wanted = counts * share if share < 1 else counts * 0 + int(share)
+    wanted = counts * share if share < 1 else counts.clamp(max=float(int(share)))
     return torch.minimum(wanted.round().long().clamp(min=1), (counts - 1).clamp(min=1))
