@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -179,19 +179,25 @@ def plot_explainer_sets(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def plot_side_by_side(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+def plot_side_by_side(results: Mapping[str, MetaEvaluation] | pd.DataFrame, ax: Axes | None = None) -> Axes:
     """MC of the same metrics on several models or data sets, with their spread (figure 8)."""
-    return _bars(table, "metric", ax)
+    return _bars(_table(results, side_by_side), "metric", ax)
 
 
-def plot_categories(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+def plot_categories(results: Mapping[str, MetaEvaluation] | pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Mean MC of each category, one bar per world, and their mean over worlds as a line (figure 6)."""
+    table = _table(results, category_averages)
     ax = _bars(table, "category", ax)
     values = table.groupby("category", sort=False)["mc"]
     for number, (mean, top) in enumerate(zip(values.mean(), values.max(), strict=True)):
         ax.plot([number - 0.42, number + 0.42], [mean, mean], color="black", linewidth=1)
         ax.text(number, top + 0.02, f"mean {mean:.2f}", ha="center", fontsize=7)
     return ax
+
+
+def _table(given: Any, make: Callable[[Mapping[str, MetaEvaluation]], pd.DataFrame]) -> pd.DataFrame:
+    """The table that a picture shows: given, or made of results by name as `area_grid` takes them."""
+    return given if isinstance(given, pd.DataFrame) else make(given)
 
 
 def _bars(table: pd.DataFrame, by: str, ax: Axes | None) -> Axes:
@@ -217,8 +223,9 @@ def _name_columns(ax: Axes, names: list[str], table: pd.DataFrame, by: str) -> N
     ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
-def plot_wins(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+def plot_wins(results: Mapping[str, MetaEvaluation] | pd.DataFrame, ax: Axes | None = None) -> Axes:
     """How often each metric leads its category, and how often by two standard deviations (figure 15)."""
+    table = _table(results, ranking_consistency)
     names = [f"{row.metric} ({row.category})" for row in table.itertuples()]
     ax = axes(ax, 6.0, 1.2 + 0.35 * len(names))
     ax.barh(names, table["first"] / table["results"], color="0.8", height=0.6, label="first")

@@ -58,6 +58,26 @@ def test_search_names_the_best_setting(tmp_path):
     assert (tmp_path / "settings.png").stat().st_size > 1000
 
 
+def test_a_grid_of_fills_runs_from_a_shell(tmp_path):
+    tried = json.dumps({"fill": ["zero", "uniform_noise", "mean", 0.5]})
+    chosen = ["faithfulness_correlation", "--settings", tried, "--test", "mpt"]
+    run("search", *chosen, "-o", str(tmp_path), *SMALL)
+    names = {"fill=zero", "fill=uniform_noise", "fill=mean", "fill=0.5"}
+    assert set(pd.read_csv(tmp_path / "settings.csv")["metric"]) == names
+
+
+def test_a_fill_is_its_name_or_a_number_in_every_metric():
+    made = vd.metrics.registry.make("pixel_flipping", fill="mean")
+    assert made == vd.metrics.registry.make("pixel_flipping", fill=vd.fills.Mean())
+    assert made.from_json(made.to_json()) == made
+    assert vd.metrics.registry.make("road", fill=0.5).fill == vd.fills.Constant(0.5)
+    with pytest.raises(vd.errors.UnknownNameError, match="no fill"):
+        vd.metrics.registry.make("pixel_flipping", fill="black")
+    for wrong in (True, [1.0]):
+        with pytest.raises(vd.errors.InputError, match="fill is of type Fill"):
+            vd.metrics.registry.make("pixel_flipping", fill=wrong)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -23,6 +23,7 @@ from veridical.meta.perturbations import (
     noisy_inputs,
     perturbed,
     plan,
+    published_amount,
     share_changed_by,
     unit_range,
     unperturbed,
@@ -212,3 +213,37 @@ def test_an_iteration_is_whole_before_the_next_begins():
     assert order == sorted(order)
     keys = {each.key(KEY) for each in perturbations}
     assert len(keys) == len(perturbations) == 3 * 2 * 2 * 2
+
+
+def test_uniform_noise_may_have_any_two_ends(table):
+    low, high = unit_range(table)
+    assert torch.equal(noisy_inputs(table, (-0.01, 0.01), KEY), noisy_inputs(table, 0.01, KEY))
+    moved = noisy_inputs(table, (0.0, 0.01), KEY) - table.inputs
+    relative = moved / (high - low)
+    assert float(relative.min()) >= 0
+    assert 0.009 < float(relative.max()) <= 0.01
+    raw = noisy_inputs(table, (0.2, 0.3), KEY, published=True) - table.inputs
+    assert 0.2 <= float(raw.min()) < 0.21
+    assert 0.29 < float(raw.max()) <= 0.3
+
+
+def test_two_ends_are_a_strength_of_inputs_alone(table):
+    noise, _ = amounts(table, ("ipt", "mpt"), {"nr": 0.001, "ar": {"ipt": (0, 1), "mpt": 2.0}}, None, 0)
+    assert noise["ipt", "ar"] == Amount(inputs=(0.0, 1.0))
+    assert str(noise["ipt", "ar"]) == "U(0, 1)"
+    assert Amount.read({"inputs": [0.0, 1.0], "weights": 0.0}) == noise["ipt", "ar"]
+    with pytest.raises(InputError, match="two ends of uniform noise"):
+        amounts(table, ("mpt",), {"nr": 0.001, "ar": (0.0, 1.0)}, None, 0)
+    with pytest.raises(InputError, match="a larger b"):
+        amounts(table, ("ipt",), {"nr": 0.001, "ar": (1.0, 0.0)}, None, 0)
+
+
+def test_networks_for_large_images_are_disrupted_by_less_published_noise(table):
+    def net(side: int) -> vd.Task:
+        model = nn.Sequential(nn.AvgPool2d(side), nn.Flatten(), nn.Linear(1, 2))
+        return vd.Task(model, torch.rand(2, 1, side, side))
+
+    assert published_amount(net(224), "mpt", "ar") == 0.5
+    assert published_amount(net(28), "mpt", "ar") == 2.0
+    assert published_amount(net(224), "ipt", "ar") == 5.0
+    assert published_amount(table, "mpt", "ar") == 2.0

@@ -13,6 +13,7 @@ from replications.metaquantus.comparisons import (
     plot_categories,
     plot_explainer_sets,
     plot_side_by_side,
+    plot_wins,
     ranking_consistency,
     scatter,
     side_by_side,
@@ -87,3 +88,11 @@ def test_every_picture_of_mc_shows_the_share_beside_it(made):  # noqa: F811
     with pytest.raises(InputError, match="at least one result"):
         area_grid({})
     pyplot.close("all")
+
+
+def test_every_picture_of_several_results_takes_results_by_name(made):  # noqa: F811
+    results = {"a": made, "b": made}
+    for plot in (plot_side_by_side, plot_categories, plot_wins):
+        assert plot(results).get_legend() is not None
+    assert area_grid(results).shape[0] == 2
+    assert plot_side_by_side(side_by_side(results)).get_legend() is not None

@@ -134,6 +134,16 @@ def check_settings(settings: Any) -> None:
             value = value.item()
             object.__setattr__(settings, name, value)
         reason = mismatch(value, declared)
+        # what a class can be made of, a fill of its name or of a number, is made here
+        makers = [kind for kind in (declared, *get_args(declared)) if hasattr(kind, "from_plain")]
+        if (
+            reason is not None
+            and makers
+            and isinstance(value, str | int | float)
+            and not isinstance(value, bool)
+        ):
+            object.__setattr__(settings, name, makers[0].from_plain(value))
+            continue
         if reason is not None:
             raise InputError(f"{type(settings).__name__}: {name} is {reason}, got {value!r:.80}")
 

@@ -72,7 +72,8 @@ def meta_evaluate(
     seed
         The seed of every draw.
     nr, ar
-        The noise: "published", "calibrated" (the default of `ar`), a number, or a number per test.
+        The noise: "published", "calibrated" (the default of `ar`), a number, or a number per test; for inputs
+        (a, b) is uniform noise from a to b, as {"ipt": (0.0, 1.0), "mpt": 2.0}.
     epsilon
         How far an output must move for a prediction of a regression to have changed.
     average_first

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -29,13 +30,24 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 class Amount:
     """How much noise: on inputs in units of their range, on weights as a share of each."""
 
-    inputs: float = 0.0
+    inputs: float | tuple[float, float] = 0.0
+    """a of U(-a, a), or the two ends of U(a, b)."""
     weights: float = 0.0
 
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Amount:
+        """The amount that was written as plain data, where a pair is a list."""
+        inputs = plain["inputs"]
+        return cls(tuple(inputs) if isinstance(inputs, list) else inputs, plain["weights"])
+
     def __str__(self) -> str:
-        parts = [f"a = {self.inputs:.4g}"] * (self.inputs > 0) + [f"s = {self.weights:.4g}"] * (
-            self.weights > 0
-        )
+        parts = []
+        if isinstance(self.inputs, tuple):
+            parts.append("U({:.4g}, {:.4g})".format(*self.inputs))
+        elif self.inputs > 0:
+            parts.append(f"a = {self.inputs:.4g}")
+        if self.weights > 0:
+            parts.append(f"s = {self.weights:.4g}")
         return ", ".join(parts) or "none"
 
 
@@ -65,7 +77,7 @@ def perturbed(task: Task, amount: Amount, key: Key, published: bool = False) -> 
     """The task under noise on its weights, its inputs (tokens at their embeddings), or both."""
     if amount.weights > 0:
         task = task.with_noise(amount.weights, key / "weights")
-    if amount.inputs > 0:
+    if amount.inputs:
         task = movable(task)
         task = task.with_inputs(noisy_inputs(task, amount.inputs, key, published))
     return task
@@ -139,18 +151,21 @@ def _sharing(task: Task) -> tuple[int, ...]:
     return (0,)
 
 
-def noisy_inputs(task: Task, amount: float, key: Key, published: bool = False) -> Tensor:
-    """x + U(-a, a), a in units of the range and clipped to it; padding stays as it is.
+def noisy_inputs(
+    task: Task, amount: float | tuple[float, float], key: Key, published: bool = False
+) -> Tensor:
+    """x + U(-a, a) or U(a, b), in units of the range and clipped to it; padding stays as it is.
 
     A value that lies outside the range of the reference rows is not pulled into it. `published` adds noise in
     the inputs' own units and clips at their smallest value only.
     """
-    noise = amount * uniform_noise(task, key / "input", 0)
+    low, high = amount if isinstance(amount, tuple) else (-amount, amount)
+    noise = (low + high) / 2 + (high - low) / 2 * uniform_noise(task, key / "input", 0)
     if published:
         return torch.maximum(task.inputs + noise, task.inputs.amin())
-    low, high = unit_range(task)
-    moved = task.inputs + noise * (high - low)
-    bounded = moved.clamp(torch.minimum(low, task.inputs), torch.maximum(high, task.inputs))
+    least, most = unit_range(task)
+    moved = task.inputs + noise * (most - least)
+    bounded = moved.clamp(torch.minimum(least, task.inputs), torch.maximum(most, task.inputs))
     return torch.where(touched(task), bounded, task.inputs)
 
 
@@ -201,12 +216,19 @@ def changes_that_matter(task: Task) -> float:
     return min(0.5, 0.8 * (1 - 1 / classes)) if classes else 0.5
 
 
-Strength = Literal["published", "calibrated"] | float | Mapping[str, float]
-"""A rule, one number for every test, or a number per test: {"ipt": 0.5, "mpt": 2.0}."""
+Strength = (
+    Literal["published", "calibrated"]
+    | float
+    | tuple[float, float]
+    | Mapping[str, float | tuple[float, float]]
+)
+"""A rule, a number for every test or one per test, as {"ipt": 0.5, "mpt": 2.0}; inputs may have (a, b)."""
 PUBLISHED: Mapping[Mode, Mapping[Test, float]] = {
     "nr": {"ipt": 0.001, "mpt": 0.001},
     "ar": {"ipt": 5.0, "mpt": 2.0},
 }
+LARGE_SIDE, LARGE_WEIGHTS = 224, 0.5
+"""Images of ImageNet's size, whose networks the published program disrupts with less noise on weights."""
 MOST: Mapping[Test, float] = {"ipt": 5.0, "mpt": 10.0}
 """The search ends at noise of ten times the weights, of five times the range."""
 SLIGHT = 0.05
@@ -304,6 +326,13 @@ def calibrate(
     return found
 
 
+def published_amount(task: Task, test: Test, mode: Mode) -> float:
+    """The strength of the published program's settings for a task of this kind."""
+    shape = task.inputs.shape
+    large = task.modality == "image" and min(shape[-2:]) >= LARGE_SIDE
+    return LARGE_WEIGHTS if (test, mode) == ("mpt", "ar") and large else PUBLISHED[mode][test]
+
+
 def amounts(
     task: Task,
     tests: tuple[Test, ...],
@@ -319,7 +348,7 @@ def amounts(
     remarks: list[str] = []
     singles: tuple[Test, ...] = ("ipt", "mpt")
     for mode in MODES:
-        chosen = {"ipt": 0.0, "mpt": 0.0}
+        chosen: dict[str, Any] = {"ipt": 0.0, "mpt": 0.0}
         for test in singles:
             if test in tests or "combined" in tests:
                 chosen[test], remark = _amount(task, test, mode, strengths[mode], epsilon, seed)
@@ -332,14 +361,14 @@ def amounts(
 
 def _amount(
     task: Task, test: Test, mode: Mode, strength: Strength, epsilon: float | None, seed: int
-) -> tuple[float, str]:
+) -> tuple[float | tuple[float, float], str]:
     if isinstance(strength, Mapping):
         if test not in strength:
             raise InputError(f"{mode}={dict(strength)} gives no strength for {test}; it needs every test")
         strength = strength[test]
     if isinstance(strength, str):
         if strength == "published":
-            return PUBLISHED[mode][test], ""
+            return published_amount(task, test, mode), ""
         if strength != "calibrated":
             raise unknown_name("strength", strength, ("published", "calibrated"))
         got = calibrate(task, test, mode, epsilon, seed)
@@ -350,6 +379,14 @@ def _amount(
             f"{test} {mode}: no noise up to {MOST[test]:g} makes the share of changed predictions {verb} "
             f"{got.target:.2f}; {got.amount:.3g} is used, which changes {got.changed:.2f}"
         )
+    if isinstance(strength, tuple | list) and len(strength) == 2 and test == "ipt":
+        low, high = map(float, strength)
+        if not math.isfinite(high - low) or low >= high:
+            raise InputError(f"noise on inputs is uniform from a to a larger b; got {mode}={strength!r}")
+        return (low, high), ""
     if not isinstance(strength, int | float) or not 0 < float(strength) < float("inf"):
-        raise InputError(f"a strength is positive, 'published' or 'calibrated'; got {mode}={strength!r}")
+        raise InputError(
+            f"a strength is positive, 'published', 'calibrated', or for ipt two ends of uniform noise, as "
+            f"{{'ipt': (0.0, 1.0), 'mpt': 2.0}}; got {mode}={strength!r} for {test}"
+        )
     return float(strength), ""

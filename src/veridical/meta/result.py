@@ -446,7 +446,7 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
     return MetaEvaluation(
         scores,
         {(test, mode): tensors[f"kept/{test}/{mode}"] for test, mode in places},
-        amounts={(test, mode): Amount(**amount) for test, mode, amount in header["amounts"]},
+        amounts={(test, mode): Amount.read(amount) for test, mode, amount in header["amounts"]},
         failures=tuple(Failure(**failure) for failure in header["failures"]),
         explanation_cost=Cost(**header["explanation_cost"]),
         **plain,

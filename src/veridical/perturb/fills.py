@@ -37,6 +37,11 @@ class Fill(Settings):
     drawn: ClassVar[bool] = True
     """Whether its values are drawn by a key; others follow from the task alone."""
 
+    @staticmethod
+    def from_plain(value: str | float) -> Fill:
+        """The fill of this name, or a constant: what stands for a fill in settings, files and commands."""
+        return as_fill(value)
+
     def repeats_on(self, task: MaskedTask) -> int:
         """How many backgrounds are tried for every mask, over which the model's outputs are averaged."""
         return 1
