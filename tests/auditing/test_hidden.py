@@ -161,7 +161,7 @@ def test_a_method_that_always_wins_does_not_lie():
     assert found.sentence == "no samples in which it lies were found among 64"
 
 
-@pytest.mark.parametrize(("lost", "fell"), [(3, False), (5, False), (6, True), (12, True)])
+@pytest.mark.parametrize(("lost", "fell"), [(1, False), (3, False), (4, True), (12, True)])
 def test_some_lost_samples_are_found(lost, fell):
     found = lies_in_some(won(lost=lost))
     assert found.fell is fell

@@ -36,8 +36,12 @@ to another .50 to 1.
 """
 BELOW_MEDIAN = 0.5
 """How far below the method's median its unit against noise lies in a sample that is lost."""
-LOST_SHARE = 0.025
-"""The share of samples that may be lost; sound methods lost none on the four tasks it was set on."""
+LOST_SHARE = 0.0125
+"""The share of samples that may be lost.
+
+On the tasks it was set on signed methods that win .8 and more lose at most .01, maps that are noise in a
+quarter of the samples .08 to .17.
+"""
 HIDDEN = "hidden feature"
 LIES = "lies in some samples"
 MIN_OF_CLASS = 8
