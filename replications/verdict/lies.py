@@ -2,11 +2,15 @@
 
     python -m replications.verdict.lies --out results [--families linear wine] [--seeds 10] [--samples 64]
 
-Every audit has other rows, and another model where the family trains one (`worlds.py`). Honest methods, the
-red team and partial lies run together, as they would in a user's audit. Every finished audit is kept under
-its content hash, so that the same call goes on after it was ended. Families on which thresholds were set are
-summed up apart from the others. With `--reference 500` honest methods are audited on so many samples, too:
-who wins at least .8 under every test there is called honest, and should be trusted.
+Every audit has other rows, and another model where the family trains one (`worlds.py`). Every finished audit
+is kept under its content hash, so that the same call goes on after it was ended. Families on which
+thresholds were set are summed up apart from the others. There are four kinds of audits:
+
+    lies        honest methods, the red team and partial lies together, as in a user's audit
+    reference   honest methods on many samples (--reference 500): who wins at least .8 under every test there
+                is called honest, and should be trusted
+    equal       five methods that are equal by construction: the same true map with noise of its own each
+    scaffold    a model with one rule on its data and another off it, on tables: LIME reads the wrong one
 """
 
 from __future__ import annotations
@@ -26,10 +30,13 @@ from scipy.special import betaincinv
 
 import veridical as vd
 from replications.verdict import worlds
-from veridical.explainers import as_explainer
+from veridical.core import key as keyed
+from veridical.core.key import Key
+from veridical.explainers import Explainer, as_explainer
 from veridical.jobs import Store, content_hash, resume
-from veridical.testing import partial_lies, red_team
+from veridical.testing import PartialLie, partial_lies, red_team
 from veridical.testing.red_team import ABOUT_A_FEATURE, CHEATS, HALF, IN_SOME_SAMPLES
+from veridical.testing.scaffolds import DETECTORS, Scaffold
 
 HONEST = (
     "integrated_gradients",
@@ -46,6 +53,11 @@ WINS = 0.8
 """The win rate from which on a method of a reference run is honest."""
 
 
+KINDS = ("lies", "reference", "equal", "scaffold")
+ON_DATA = ("integrated_gradients", "input_x_gradient")
+"""Methods that read a model where its data are."""
+
+
 class Job(NamedTuple):
     """One audit."""
 
@@ -53,7 +65,7 @@ class Job(NamedTuple):
     seed: int
     samples: int
     effort: str
-    reference: bool
+    kind: str
     late: float
     """After this time it is not started."""
 
@@ -63,25 +75,45 @@ class Job(NamedTuple):
         return content_hash([vd.__version__, torch.__version__, *self[:-1]])
 
 
+def scaffolded(task: vd.Task, seed: int) -> vd.Task:
+    """A model that uses one column on these rows, and two others elsewhere; even seeds know rows exactly."""
+    assert task.train is not None
+    columns = keyed.permutation(Key(seed) / "scaffold", torch.tensor([0]), 0, task.space.n_features)[
+        0
+    ].tolist()
+    rows, detector = torch.cat([task.inputs, task.train]), DETECTORS[seed % 2]
+    model = Scaffold(rows, columns[:1], columns[1:3], detector=detector, seed=seed)  # type: ignore[arg-type]
+    return vd.Task(model.eval(), task.inputs, train=task.train, ids=task.ids)
+
+
+def members(job: Job, task: vd.Task) -> dict[str, Explainer]:
+    """The methods of an audit."""
+    if job.kind == "equal":
+        return {f"equal {draw}": PartialLie(lie="half_noise", draw=draw) for draw in range(5)}
+    found: dict[str, Explainer] = {name: as_explainer(name) for name in HONEST}
+    found = {name: who for name, who in found.items() if who.inapplicable_reason(task) is None}
+    if job.kind == "lies":
+        other = None
+        if job.family not in worlds.ONE_MODEL:
+            other = worlds.make(job.family, job.seed + 10_000, job.samples).predictor.source.module
+        found |= red_team(task) | partial_lies(task, other)
+    return found
+
+
 def audited(job: Job) -> dict[str, Any]:
     """One audit in a process of its own; what raises is a result without methods."""
-    about = {"family": job.family, "seed": job.seed, "reference": job.reference}
+    about = {"family": job.family, "seed": job.seed, "kind": job.kind}
     if time.time() > job.late:
         return {**about, "late": True}
     torch.set_num_threads(1)
     start = time.time()
     try:
         task = worlds.make(job.family, job.seed, job.samples)
-        methods = {name: as_explainer(name) for name in HONEST}
-        methods = {name: who for name, who in methods.items() if who.inapplicable_reason(task) is None}
-        if not job.reference:
-            other = None
-            if job.family not in worlds.ONE_MODEL:
-                other = worlds.make(job.family, job.seed + 10_000, job.samples).predictor.source.module
-            methods |= red_team(task) | partial_lies(task, other)
+        if job.kind == "scaffold":
+            task = scaffolded(task, job.seed)
         found = vd.audit(
             task,
-            explainers=methods,
+            explainers=members(job, task),
             effort=job.effort,
             samples=job.samples,
             seed=job.seed,
@@ -169,45 +201,72 @@ def honest_methods(audits: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
     """Families and methods that win at least .8 under every test of every reference audit."""
     rates: dict[tuple[str, str], list[float]] = {}
     for one in audits:
-        for name, said in one["methods"].items() if one["reference"] else ():
+        for name, said in one["methods"].items() if one["kind"] == "reference" else ():
             asked = [test[3] for test in said["tests"] if test[4]]
             rates.setdefault((one["family"], name), []).append(min(asked, default=0.0))
     return {pair for pair, each in rates.items() if min(each) >= WINS}
 
 
+def of_equals(one: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether methods that are equal get opposite words, and whether all get the same."""
+    words = {said["word"] for said in one["methods"].values()}
+    return bool(words & {"trusted", "provisional"}) and "refuted" in words, len(words) == 1
+
+
+def of_scaffold(one: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    """Of a model that lies: LIME is trusted, a method that reads the data is refuted, one of these leads."""
+    said = one["methods"]
+    refuted = any(said[name]["word"] == "refuted" for name in ON_DATA)
+    return trusted(said["lime"]), refuted, bool(set(ON_DATA) & set(one["leading"]))
+
+
+OF_AUDITS: dict[str, tuple[str, Any]] = {
+    "equal methods: opposite words": ("equal", lambda one: of_equals(one)[0]),
+    "equal methods: the same word": ("equal", lambda one: of_equals(one)[1]),
+    "scaffolds: LIME trusted": ("scaffold", lambda one: of_scaffold(one)[0]),
+    "scaffolds: a method that reads the data refuted": ("scaffold", lambda one: of_scaffold(one)[1]),
+    "scaffolds: such a method leads": ("scaffold", lambda one: of_scaffold(one)[2]),
+}
+"""What is counted once an audit, of which kind of audits."""
+
+
 def summary(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The shares of every group and every method, tuning families apart from the others."""
     done = [one for one in audits if "methods" in one]
-    honest, plain = honest_methods(done), [one for one in done if not one["reference"]]
-    parts = {"tuning": lambda family: family in worlds.TUNING, "report": lambda f: f not in worlds.TUNING}
+    honest = honest_methods(done)
     found: dict[str, Any] = {
         "errors": [one for one in audits if "error" in one],
         "honest": sorted(map(list, honest)),
     }
-    for part, belongs in parts.items():
-        here = [one for one in plain if belongs(one["family"])]
-        pairs = [(one["family"], name, said) for one in here for name, said in one["methods"].items()]
-
-        def share(chosen: Any, hit: Any, pairs: Any = pairs) -> Share:
-            hits: dict[str, list[bool]] = {}
-            for family, name, said in pairs:
-                if chosen(family, name):
-                    hits.setdefault(family, []).append(hit(said))
-            return clustered(hits)
-
-        rows = {
-            what: share(lambda _, name, members=members: name in members, hit)
-            for what, (members, hit) in GROUPS.items()
+    for part in ("tuning", "report"):
+        here = [one for one in done if (one["family"] in worlds.TUNING) == (part == "tuning")]
+        lies = [one for one in here if one["kind"] == "lies"]
+        pairs = [(one["family"], name, said) for one in lies for name, said in one["methods"].items()]
+        hits: dict[str, list[tuple[str, bool]]] = {
+            what: [(family, hit(said)) for family, name, said in pairs if name in chosen]
+            for what, (chosen, hit) in GROUPS.items()
         }
-        rows["honest methods: trusted"] = share(lambda family, name: (family, name) in honest, trusted)
+        hits["honest methods: trusted"] = [
+            (family, trusted(said)) for family, name, said in pairs if (family, name) in honest
+        ]
+        for what, (kind, hit) in OF_AUDITS.items():
+            hits[what] = [(one["family"], hit(one)) for one in here if one["kind"] == kind]
         found[part] = {
-            "audits": len(here),
+            "audits": {kind: sum(one["kind"] == kind for one in here) for kind in KINDS},
             "families": sorted({one["family"] for one in here}),
-            "samples": sorted({one["samples"] for one in here}),
-            "groups": {what: row._asdict() for what, row in rows.items()},
+            "samples": sorted({one["samples"] for one in lies}),
+            "groups": {what: by_family(rows)._asdict() for what, rows in hits.items()},
             "methods": {name: words_of(name, pairs) for name in sorted({name for _, name, _ in pairs})},
         }
     return found
+
+
+def by_family(rows: Sequence[tuple[str, bool]]) -> Share:
+    """The share of hits, clustered by family."""
+    hits: dict[str, list[bool]] = {}
+    for family, hit in rows:
+        hits.setdefault(family, []).append(hit)
+    return clustered(hits)
 
 
 def words_of(method: str, pairs: Sequence[tuple[str, str, Mapping[str, Any]]]) -> dict[str, Any]:
@@ -241,7 +300,7 @@ def run(
         if "methods" in result:  # what failed or came too late is tried again
             store.write_cell(KIND, hash, result)
         said = result.get("error") or ("too late" if "late" in result else f"{result['seconds']:.0f} s")
-        print(f"{job.family} {job.seed}{' (reference)' if job.reference else ''}: {said}", flush=True)
+        print(f"{job.kind}, {job.family} {job.seed}: {said}", flush=True)
 
     pairs = [(job.hash, job) for job in jobs]
     if workers < 2:
@@ -259,6 +318,9 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1000, help="the first seed")
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--reference", type=int, default=0, help="samples of a reference audit; 0: none")
+    parser.add_argument(
+        "--kinds", nargs="+", default=["lies"], choices=[k for k in KINDS if k != "reference"]
+    )
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=1e9, help="no audit is started after this time")
@@ -274,12 +336,16 @@ def main() -> None:
     late = time.time() + 60 * given.minutes
     # seed by seed, so that a run that is ended has audits of every family
     jobs = [
-        Job(family, given.first + i, given.samples, given.effort, False, late)
+        Job(family, given.first + i, given.samples, given.effort, kind, late)
         for i in range(given.seeds)
+        for kind in given.kinds
         for family in there
+        if kind != "scaffold" or family in worlds.COLUMNS_ONLY
     ]
     if given.reference:
-        jobs += [Job(family, given.first, given.reference, given.effort, True, late) for family in there]
+        jobs += [
+            Job(family, given.first, given.reference, given.effort, "reference", late) for family in there
+        ]
     found = summary(run(jobs, Store(given.out), given.workers))
     (given.out / "lies.json").write_text(json.dumps(found, indent=1))
     for part in ("tuning", "report"):

@@ -393,6 +393,8 @@ NEEDS: dict[str, str] = {
 """The file in the data folder without which a family cannot be made."""
 TUNING = ("linear", "cancer", "digits", "diabetes")
 """Families on which thresholds of the verdict were set."""
+COLUMNS_ONLY = ("linear", "interactions", "cancer", "diabetes", "wine", "avila", "adult", "titanic")
+"""Tables of numbers."""
 ONE_MODEL = ("cifar", "photos")
 """Families whose weights are published, so that there is no other trained model."""
 TRUE: dict[str, tuple[str, ...]] = {

@@ -50,6 +50,8 @@ def test_no_grade_where_the_reference_is_not_better_than_noise():
     assert math.isnan(found.value)
     assert str(found) == "-"
     assert math.isnan(grade(noise, noise, torch.full_like(noise, torch.nan)).value)
+    # better in one sample of 64, so that a third of the draws do not see it
+    assert math.isnan(grade(noise, noise, torch.where(torch.arange(64) == 3, noise + 1, noise)).value)
 
 
 def test_a_missing_map_shows_as_much_as_noise():
@@ -111,7 +113,8 @@ def test_noise_shows_nothing_in_expectation():
     draws = torch.stack(
         [metric(task, Random()(task, Key(i)), Key(0), memo).values for i in range(60)]
     ).double()
-    best, _ = reference_scores(task, effects_of(task, memo), metric, 0, memo)
+    best, name = reference_scores(task, effects_of(task, memo), metric, 0, memo)
+    assert name == BEST_ORDER
     grades = [grade(draw, torch.zeros(12), best).value for draw in draws]
     mean, spread = torch.tensor(grades).mean(), torch.tensor(grades).std() / 60**0.5
     assert abs(float(mean)) < 3 * float(spread)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+import veridical as vd
 from replications.verdict import lies, worlds
 from veridical.jobs import Store
 
@@ -18,8 +19,9 @@ def said(word: str, grade: float | None = None, rate: float = 0.9) -> dict[str, 
     return {"word": word, "grade": shown, "vetoes": [], "tests": [["removal", "random", "shown", rate, 64]]}
 
 
-def audit(family: str, reference: bool = False, **methods: dict[str, Any]) -> dict[str, Any]:
-    return {"family": family, "seed": 0, "samples": 64, "reference": reference, "methods": methods}
+def audit(family: str, kind: str = "lies", **methods: dict[str, Any]) -> dict[str, Any]:
+    about = {"family": family, "seed": 0, "samples": 64, "kind": kind}
+    return {**about, "leading": ["input_x_gradient"], "methods": methods}
 
 
 def test_the_interval_is_that_of_the_binomial_where_families_agree() -> None:
@@ -65,7 +67,7 @@ def test_words_and_grades_are_counted() -> None:
             lime=said("trusted", 0.95),
             occlusion=said("not decided", 0.8),
         ),
-        audit("linear", True, lime=said("trusted", rate=0.85), occlusion=said("trusted", rate=0.7)),
+        audit("linear", "reference", lime=said("trusted", rate=0.85), occlusion=said("trusted", rate=0.7)),
         audit("wine", negated_in_a_fifth=said("trusted")),
         {"family": "wine", "error": "broken"},
     ]
@@ -82,7 +84,7 @@ def test_words_and_grades_are_counted() -> None:
     assert found["honest"] == [["linear", "lime"]]
     assert found["tuning"]["methods"]["half_noise"]["grade"] == 0.5
     assert found["report"]["groups"]["in some samples: refuted or not decided"]["share"] == 0.0
-    assert found["report"]["audits"] == 1
+    assert found["report"]["audits"]["lies"] == 1
     assert len(found["errors"]) == 1
 
 
@@ -91,11 +93,11 @@ def test_a_finished_audit_is_not_done_again(tmp_path: Path, monkeypatch: pytest.
 
     def made(job: lies.Job) -> dict[str, Any]:
         done.append(job.seed)
-        about = {"family": job.family, "seed": job.seed, "reference": False}
+        about = {"family": job.family, "seed": job.seed, "kind": job.kind}
         return {**about, "error": "no"} if job.seed == 1 else {**about, "seconds": 1.0, "methods": {}}
 
     monkeypatch.setattr(lies, "audited", made)
-    jobs = [lies.Job("linear", seed, 24, "glance", False, 0.0) for seed in range(3)]
+    jobs = [lies.Job("linear", seed, 24, "glance", "lies", 0.0) for seed in range(3)]
     first = lies.run(jobs, Store(tmp_path), 1, progress=False)
     again = lies.run([job._replace(late=1.0) for job in jobs], Store(tmp_path), 1, progress=False)
     assert done == [0, 1, 2, 1]  # what failed is tried again
@@ -103,9 +105,34 @@ def test_a_finished_audit_is_not_done_again(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_nothing_is_started_too_late() -> None:
-    assert lies.audited(lies.Job("linear", 0, 24, "glance", False, 0.0))["late"]
+    assert lies.audited(lies.Job("linear", 0, 24, "glance", "lies", 0.0))["late"]
 
 
 def test_families_are_apart() -> None:
     assert set(worlds.TUNING) < set(worlds.MAKERS)
     assert set(worlds.NEEDS) | set(worlds.ONE_MODEL) <= set(worlds.MAKERS)
+
+
+def test_equal_methods_and_scaffolds_are_counted_once_an_audit() -> None:
+    words = ("trusted", "trusted", "refuted"), ("trusted", "not decided"), ("refuted", "refuted")
+    equals = [{f"equal {i}": said(word) for i, word in enumerate(some)} for some in words]
+    right = {"integrated_gradients": said("provisional"), "input_x_gradient": said("provisional")}
+    wrong = right | {"input_x_gradient": said("refuted")}
+    audits = [
+        *(audit("linear", "equal", **methods) for methods in equals),
+        audit("linear", "scaffold", lime=said("not decided"), **right),
+        audit("linear", "scaffold", lime=said("trusted"), **wrong),
+    ]
+    found = lies.summary(audits)["tuning"]["groups"]
+    assert found["equal methods: opposite words"]["share"] == pytest.approx(1 / 3)
+    assert found["equal methods: the same word"]["share"] == pytest.approx(1 / 3)
+    assert found["scaffolds: LIME trusted"]["share"] == 0.5
+    assert found["scaffolds: a method that reads the data refuted"]["share"] == 0.5
+    assert found["scaffolds: such a method leads"]["share"] == 1.0
+
+
+def test_a_scaffold_uses_one_column_of_its_data() -> None:
+    task = lies.scaffolded(worlds.make("linear", 4, 8), 4)
+    assert bool(task.model.on_data(task.inputs).all())
+    used = vd.explain("input_x_gradient", task).values.abs().sum(0)
+    assert int((used > 0).sum()) == 1

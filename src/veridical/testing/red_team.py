@@ -398,7 +398,7 @@ def scapegoat(true: Tensor, task: Task, lie: PartialLie) -> Tensor:
 
 def half_noise(true: Tensor, task: Task, lie: PartialLie) -> Tensor:
     """Half a true map, half noise of the same size."""
-    return _unit(true) + _unit(_noise(task, "half"))
+    return _unit(true) + _unit(_noise(task, f"half {lie.draw}"))
 
 
 def half_labels(true: Tensor, task: Task, lie: PartialLie) -> Tensor:
@@ -464,6 +464,8 @@ class PartialLie(Explainer):
     """The feature that is used least."""
     other: Any = None
     """Another trained model of the same kind, for `half_other_model`."""
+    draw: int = 0
+    """Which draw of noise `half_noise` adds."""
     paper: ClassVar[str] = "red team"
 
     def __post_init__(self) -> None:
