@@ -26,6 +26,7 @@ from veridical.auditing.verdict import decide
 from veridical.core.key import Key
 from veridical.explainers import as_explainer, registry
 from veridical.testing import red_team
+from veridical.testing.red_team import partial_lies
 from veridical.values.explanation import Explanation
 
 PLAN = replace(TINY, gef_draws=0, standing_samples=0)
@@ -266,3 +267,32 @@ def test_of_a_regression_no_class_is_spoken():
     text = " ".join(found.sentences)
     assert "The model explains 34% of the variance of the labels of 110 samples." in text
     assert "class" not in text.replace("a regression has no right class", "")
+
+
+def test_hidden_features_and_lies_in_some_samples_refute_and_halves_show_in_the_grade():
+    task = vd.tasks.load("known/linear")
+    lies = partial_lies(task)
+    some = {name: lies[name] for name in ("hidden_feature", "scapegoat", "negated_in_a_fifth", "half_noise")}
+    found = vd.audit(
+        task,
+        explainers={"true": "integrated_gradients"} | some,
+        effort=PLAN,
+        samples=64,
+        concepts=(),
+        progress=False,
+    )
+    true = found.verdict["true"]
+    assert true.status == "trusted"
+    assert {veto.name for veto in true.vetoes} == {"perturbed copy", "lies in some samples", "hidden feature"}
+    assert true.grade.value > 0.9
+    assert true.grade.reference == "the best order of all"
+    for who in ("hidden_feature", "scapegoat"):
+        place = found.verdict[who]
+        assert place.status in ("refuted", "not decided")
+        if place.status == "refuted":
+            assert any(veto.name == "hidden feature" and veto.fell for veto in place.vetoes)
+            assert "it hides '" in " ".join(found.sentences)
+    assert found.verdict["negated_in_a_fifth"].status in ("refuted", "not decided")
+    half = found.verdict["half_noise"]
+    assert not half.trusted or half.grade.high < true.grade.low
+    assert found.to_json()["ranking"][0]["grade"]["value"] == pytest.approx(true.grade.value)

@@ -275,7 +275,7 @@ def test_who_beats_noise_and_equals_the_size_of_the_input_adds_nothing_shown():
     assert found["one"].equal_to == ("input_magnitude",)
     line = next(one for one in said(found) if one.startswith("one:"))
     assert "it beats noise in 100% of samples, but the size of the input already explains this model" in line
-    assert said(found)[0] == "No method is trusted on this model: of 1, 1 adds nothing shown."
+    assert said(found)[0] == 'No method is trusted on this model: of 1 tried, 1 is "adds nothing shown".'
     assert statuses(_of_units([ties, ties])) == {"one": "not decided"}  # noise is not beaten
     assert statuses(_of_units([wins, wins])) == {"one": "provisional"}
     assert statuses(_of_units([wins, 1 - wins])) == {"one": "refuted"}
@@ -317,7 +317,7 @@ STATES = ("shown", "open", "fails")
 def test_nobody_trusted_is_said():
     found = decide(field({"a": 0.0, "b": 0.0}), METRICS)
     assert found.best is None
-    assert said(found)[0] == "No method is trusted on this model: of 2, 2 not decided."
+    assert said(found)[0] == 'No method is trusted on this model: of 2 tried, 2 are "not decided".'
 
 
 def test_who_could_not_be_tried_is_named_in_the_first_paragraph():
@@ -414,7 +414,7 @@ def test_nothing_is_to_be_used_only_if_everything_is_refuted():
     open_ones = decide(field({"a": -3.0, "b": 0.6}), METRICS)
     assert open_ones.best is None
     assert not any("Do not use any" in one for one in said(open_ones))
-    assert said(open_ones)[0].endswith("of 2, 1 not decided and 1 refuted.")
+    assert said(open_ones)[0].endswith('of 2 tried, 1 is "not decided" and 1 is "refuted".')
 
 
 def test_without_a_verdict_no_method_has_a_word_of_its_own():

@@ -23,8 +23,10 @@ from veridical.auditing.evidence import (
     of_head,
     passed,
 )
+from veridical.auditing.grade import Grade
 from veridical.auditing.hidden import Veto
 from veridical.auditing.jobs import Done, Job, JobRunner
+from veridical.auditing.measured_effects import Effects
 from veridical.auditing.model_randomisation import (
     Copies,
     Pairing,
@@ -120,6 +122,8 @@ class Candidate:
     """Questions that cannot be asked of it, and why."""
     vetoes: dict[str, Veto] = field(default_factory=dict)
     """Faults that were looked for, by name."""
+    grade: Grade | None = None
+    """How much it shows of what a reference shows."""
     unfinished: str = ""
     """Why it is not tested to the end, if so: what failed, or the budget."""
     dropped: str = ""
@@ -187,6 +191,10 @@ class Elimination:
     ended: str = ""
     """Why it ended before all samples were compared, if so."""
     stages: list[Stage] = field(default_factory=list)
+    effects: list[Effects] = field(default_factory=list)
+    """What each feature does, stage by stage, where that was measured."""
+    describes: bool = False
+    """Whether rows are spent on what decides little, too."""
     yardsticks: dict[str, Explanation] = field(default_factory=dict)
     """Maps that show whether the model treats samples alike, where they were made."""
 
@@ -363,6 +371,7 @@ class Elimination:
             torch.cat(candidate.same_target) if candidate.same_target else None,
             candidate.not_asked,
             tuple(candidate.vetoes.values()),
+            candidate.grade,
             unfinished=candidate.unfinished or why,
             dropped=candidate.dropped,
             alike=candidate.alike,

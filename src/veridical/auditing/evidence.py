@@ -339,12 +339,13 @@ def leading(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[str,
 def groups_of(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[tuple[str, ...], ...]:
     """The leading group, then the leading one of the others, and so on.
 
-    Who left the elimination because others win more has fewer samples than those, and leads behind them.
+    Who left the elimination because others win more has fewer samples than those, and does not lead.
     """
-    left, found = list(entries), []
+    left, found = list(entries), list[tuple[str, ...]]()
+    most = max((entry.removal.samples for entry in left), default=0)
     while left:
-        most = max(entry.removal.samples for entry in left)
-        group = leading(rules, [entry for entry in left if entry.removal.samples == most], seed)
+        there = left if found else [entry for entry in left if entry.removal.samples == most]
+        group = leading(rules, there, seed)
         found.append(group)
         left = [entry for entry in left if entry.label not in group]
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Checks of methods that pass the tests: is a map about its sample, and the same for nearly these weights?"""
+"""Checks of methods that pass the tests: is a map about its sample, does it hide anything, what it shows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from veridical.auditing.effort import heavy
 from veridical.auditing.evidence import Rules
-from veridical.auditing.hidden import Veto
+from veridical.auditing.grade import grade, reference_scores
+from veridical.auditing.hidden import LEVEL, Veto, hidden_feature, lies_in_some
 from veridical.auditing.jobs import Job
+from veridical.auditing.measured_effects import Effects, measured_effects
 from veridical.auditing.model_randomisation import sample_scores
 from veridical.core.key import Key
 from veridical.errors import VeridicalError
 from veridical.explainers import as_explainer
 from veridical.functional import has_spread, pearson
+from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.other_models import noisy
 from veridical.values.explanation import Explanation
@@ -39,6 +43,10 @@ NEARLY_ALIKE = 0.95
 COPY_NOISE = 1e-3
 """By how much the weights of the copy differ, relatively; registered methods agree to .99 and more."""
 COPY_SAMPLES = 4
+PERTURBED = "perturbed copy"
+"""The fault of maps that turn into others for nearly the same weights."""
+GRADED_BY = "qge:pixel_flipping"
+"""The metric whose scores grades compare."""
 COPY_MOVES = 0.05
 """By how much outputs of the copy may move, relative to the largest, for it to be nearly the same model."""
 MIN_AGREEMENT = 0.95
@@ -144,15 +152,15 @@ def of_the_copy(r: float, again: float, samples: int) -> Veto:
             "gives next time; let it draw from its argument `key`, or from the global generators of torch "
             "and numpy, which are seeded for it"
         )
-        return Veto("perturbed copy", True, words, samples)
+        return Veto(PERTURBED, True, words, samples)
     if r < MIN_AGREEMENT:
         words = (
             f"its maps turn into others when the weights change by a thousandth (r = {r:.2f}): it explains "
             "these very weights in a way of its own"
         )
-        return Veto("perturbed copy", True, words, samples)
+        return Veto(PERTURBED, True, words, samples)
     words = f"weights that differ by a thousandth get nearly the same maps (r = {r:.2f})"
-    return Veto("perturbed copy", False, words, samples)
+    return Veto(PERTURBED, False, words, samples)
 
 
 def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
@@ -163,7 +171,8 @@ def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
         if made is not None:
             candidate.alike = class_likeness(made, rows, others)
     passing = elimination.passing(rules, but="sample")
-    _compare_perturbed_copy(elimination, [candidate for candidate in passing if not candidate.vetoes])
+    _compare_perturbed_copy(elimination, [r for r in passing if PERTURBED not in r.vetoes])
+    _look_for_faults(elimination, passing, rules)
     if "sample" not in rules.criteria:
         return
     for stage in range(len(elimination.stages)):
@@ -210,7 +219,63 @@ def _compare_perturbed_copy(elimination: Elimination, candidates: list[Candidate
         if r is None:
             candidate.unfinished = "it has no map for weights that differ by a thousandth"
         else:
-            candidate.vetoes["perturbed copy"] = of_the_copy(r, again, samples)
+            candidate.vetoes[PERTURBED] = of_the_copy(r, again, samples)
+
+
+def _look_for_faults(elimination: Elimination, candidates: Sequence[Candidate], rules: Rules) -> None:
+    """Look for hidden features, and for samples in which a method lies, at a level shared by all stages."""
+    level, task = LEVEL / len(elimination.steps), elimination.task[: elimination.samples]
+    effects = _effects(elimination) if candidates else None
+    for candidate in candidates:
+        entry = elimination.entry(candidate)
+        there = ~entry.removal.missing
+        won = rules.won(entry)
+        against = torch.stack([won["removal", name] for name in rules.chance]).mean(0)
+        classes = task.targets.cpu()[there] if task.head in ("multiclass", "binary") else None
+        found = [lies_in_some(against[there], classes, level=level)]
+        maps = [done.explanation.values for done in candidate.done if done.explanation is not None]
+        if effects is not None and maps[0].shape[-1] == task.space.n_features:
+            found.append(hidden_feature(torch.cat(maps), effects, task.space, level))
+        candidate.vetoes |= {veto.name: veto for veto in found}
+
+
+def _effects(elimination: Elimination) -> Effects | None:
+    """The measured effects of all samples so far; None where they cannot be measured, or a row takes long."""
+    if heavy(elimination.task) and not elimination.describes:
+        return None
+    memo, seed = elimination.jobs.memo, elimination.jobs.seed
+    for stage in elimination.stages[len(elimination.effects) :]:
+        context = Context.begun(stage.task.predictor, Key(seed) / "audit" / "effects", memo)
+        try:
+            elimination.effects.append(measured_effects(stage.task, context))
+        except VeridicalError:
+            return None
+        elimination.used += elimination.effects[-1].rows
+    each = elimination.effects
+    values, errors = (torch.cat(parts) for parts in zip(*((e.values, e.errors) for e in each), strict=True))
+    return Effects(values, errors, all(e.exact for e in each), sum(e.rows for e in each), each[0].cells)
+
+
+def give_grades(elimination: Elimination) -> None:
+    """Grade every method by what it shows of what a reference order shows, where effects were measured."""
+    if not elimination.effects or GRADED_BY not in elimination.admissible_labels:
+        return
+    metric, seed, memo = elimination.panel.removal[GRADED_BY], elimination.jobs.seed, elimination.jobs.memo
+    only = {GRADED_BY: metric}
+    parts = [
+        reference_scores(stage.task, effects, metric, seed, memo)
+        for stage, effects in zip(elimination.stages, elimination.effects, strict=False)
+    ]
+    best, names = torch.cat([scores for scores, _ in parts]).cpu(), {name for _, name in parts}
+    chance = [r for r in elimination.controls.values() if r.explainer.stochastic and not r.dropped]
+    draws = [draw.utility[0] for control in chance for draw in control.all_draws(only)]
+    if len(names) > 1 or not draws:
+        return
+    noise = torch.stack(draws).nanmean(0)
+    for candidate in elimination.candidates.values():
+        own = candidate.sample_scores(only).utility[0]
+        count = min(len(own), len(best))
+        candidate.grade = grade(own[:count], noise[:count], best[:count], seed, names.copy().pop())
 
 
 def _agreement(elimination: Elimination, candidate: Candidate, other: Task, place: str) -> float | None:

@@ -36,7 +36,7 @@ from veridical.auditing.elimination import (
 from veridical.auditing.evidence import MIN_SAMPLES
 from veridical.auditing.jobs import JobRunner
 from veridical.auditing.model_randomisation import given_models, other_models
-from veridical.auditing.posthoc_checks import run_posthoc_checks
+from veridical.auditing.posthoc_checks import give_grades, run_posthoc_checks
 from veridical.auditing.result import Audit
 from veridical.auditing.sentences import Circumstances, in_sentences
 from veridical.auditing.verdict import Field, decide, metric_roles
@@ -191,6 +191,8 @@ def audit(
         prompts = prompts_of(task, evaluation, seed)
     with clock("meta-evaluation"):
         reliability = reliability_of(elimination, plan, seed, progress, notes)
+    with clock("grades"):
+        give_grades(elimination)
     with clock("verdict"):
         started = elimination.candidates.items()
         known = Field(

@@ -117,12 +117,12 @@ def _choice(verdict: Verdict, head: str) -> Iterator[str]:
 
 def _nobody(verdict: Verdict) -> str:
     """What is said where no method is trusted."""
-    count = len(verdict.ranking)
     words = [place.status for place in verdict.ranking]
     if all(word == "refuted" for word in words):
         return f"{headline(verdict)}: all are refuted. Do not use any of these explanations as evidence."
-    found = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
-    return f"{headline(verdict)}: of {count}, {joined(found)}."
+    counts = {word: words.count(word) for word in words}
+    found = [f'{count} {"is" if count == 1 else "are"} "{word}"' for word, count in counts.items()]
+    return f"{headline(verdict)}: of {len(words)} tried, {joined(found)}."
 
 
 def _on_what(verdict: Verdict, known: Circumstances) -> Iterator[str]:
@@ -209,9 +209,9 @@ def _failed(place: Place, head: str) -> Iterator[str]:
         if not lost:
             continue
         if question.criterion == "removal":
-            yield f"when features are removed it wins only {_against(lost, head)} of samples"
+            yield f"when features are removed it wins only {_against(lost, head)}"
         elif question.criterion == "truth":
-            yield f"at finding what is known to matter it wins only {_against(lost, head)} of samples"
+            yield f"at finding what is known to matter it wins only {_against(lost, head)}"
         elif question.criterion == "sample":
             yield f"{of_head(lost[0].rival, head)} explains a sample better ({_least(lost)} won)"
         elif any(test.rival in HERE for test in lost):
@@ -223,7 +223,8 @@ def _failed(place: Place, head: str) -> Iterator[str]:
 
 
 def _against(tests: Sequence[Test], head: str) -> str:
-    return joined([f"{test.rate:.0%} against {in_words(test.rival, head)}" for test in tests])
+    rivals = [(test, in_words(test.rival, head)) for test in tests]
+    return joined([f"{test.rate:.0%} of {test.samples} samples against {rival}" for test, rival in rivals])
 
 
 def _adds_nothing(place: Place, head: str) -> str:
