@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from veridical import study as studies
+from veridical.cli.app import app
 from veridical.core import files
 from veridical.errors import FormatError, InputError, StorageError, StudyError
 from veridical.jobs import Lease, Store
@@ -122,6 +124,24 @@ def test_a_cell_that_changes_after_it_was_looked_at_is_found_when_it_is_read(fol
     with pytest.raises(FormatError, match="resume"):
         opened.frame()
     assert opened.status().damaged == 1
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_maps_that_a_copy_left_out_are_counted_and_made_again(tmp_path: Path, keep: bool) -> None:
+    run(tmp_path / "s", {**STUDY, "metrics": ["sparseness"], "keep_explanations": keep})
+    assert studies.verify(tmp_path / "s").missing == ()
+    before = content(tmp_path / "s")
+    maps = sorted((tmp_path / "s" / "explanations").glob("*.*"))
+    assert len(maps) == 3 * keep
+    for path in maps[:2]:
+        path.unlink()
+    found = studies.verify(tmp_path / "s")
+    assert (found.ok, len(found.missing)) == (True, 2 * keep)
+    said = CliRunner().invoke(app, ["verify", str(tmp_path / "s")]).output
+    assert f"{2 * keep} cells and maps are to do" in said
+    resume(tmp_path / "s")
+    assert content(tmp_path / "s") == before
+    assert studies.verify(tmp_path / "s").missing == ()
 
 
 def test_foreign_files_are_named_and_left_alone(folder: Path) -> None:

@@ -54,7 +54,7 @@ def verify(
         for name in found.foreign:
             say(f"not of this study: {name}")
         if found.ok:
-            say(f"{found.sound} files are sound; {len(found.missing)} cells are to do")
+            say(f"{found.sound} files are sound; {len(found.missing)} cells and maps are to do")
         wrong += found.problems
     for line in wrong:
         say(line)

@@ -18,6 +18,7 @@ from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError, unknown_name
 from veridical.explainers.layout import time_axis
 from veridical.metrics.input_noise import movable, touched, uniform_noise, why_no_noise
+from veridical.models.output_heads import UNSTEADY
 from veridical.values.task import Task
 
 Test = Literal["ipt", "mpt", "combined"]
@@ -345,7 +346,7 @@ def amounts(
     The combined test uses both amounts at once.
     """
     found: dict[tuple[Test, Mode], Amount] = {}
-    remarks: list[str] = []
+    remarks = [UNSTEADY] * bool(task.moves)
     singles: tuple[Test, ...] = ("ipt", "mpt")
     for mode in MODES:
         chosen: dict[str, Any] = {"ipt": 0.0, "mpt": 0.0}

@@ -21,6 +21,7 @@ from veridical.explainers.transforms import Inverted
 from veridical.metrics.base import CONSTANT, AnyMetric, ExplainerMetric, Metric
 from veridical.models.context import Context
 from veridical.models.cost import Cost
+from veridical.models.output_heads import UNSTEADY
 from veridical.perturb.subset_table import places_of
 from veridical.qge.gap import IDENTICALLY_ZERO, MapGap, Reshuffled, paired
 from veridical.qge.paths import path_of, random_orders, reversed_orders, scores_along
@@ -246,6 +247,7 @@ def standing(
         "no explanation": missing,
         "the metric has no value": quality.isnan() & ~missing,
         CONSTANT: constant & ~missing,
+        UNSTEADY: torch.full_like(missing, task.moves > 0),
     }
     if scorer.permutation_invariant:
         unknown, flags[IDENTICALLY_ZERO] = torch.ones_like(unknown), torch.ones_like(unknown)

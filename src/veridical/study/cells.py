@@ -100,7 +100,10 @@ def verify(folder: str | Path) -> Verification:
         try:
             found = problem(store, job)
         except FileNotFoundError:
-            missing += [str(job)] * (job.kind == "score")
+            # what is prepared serves cells that are to do; maps are made for a reader as well, if kept
+            missing += [str(job)] * (
+                job.kind == "score" or (job.kind == "explain" and plan.keep_explanations)
+            )
             continue
         sound += found is None
         problems += [f"{job}: {found}; veridical resume makes it again"] * (found is not None)

@@ -280,7 +280,7 @@ class _Run:
         return job.hash in self.there and job.cached
 
     def _to_do(self) -> Iterator[StudyJob]:
-        """What is not there, none before what it needs; a preparation or map that no cell needs is left."""
+        """What is not there, none before what it needs; a preparation that no cell needs is left."""
         wanted = set(self.damaged)
         for job in self.plan.cells():
             if not self._has(job):
@@ -289,9 +289,9 @@ class _Run:
         for group in self.plan.groups():
             todo = [job for job in group.scores if not self._has(job)]
             explain = group.explain
-            if explain is not None and explain.hash in wanted:
+            if explain is not None:
                 self.open[explain.hash] = sum(explain.hash in job.needs for job in todo)
-                # a damaged map that no cell needs any more is part of the study all the same
+                # a map that no cell needs any more is part of the study all the same
                 if not self._has(explain) and (self.open[explain.hash] or self.plan.keep_explanations):
                     yield explain
             yield from todo
