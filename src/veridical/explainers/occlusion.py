@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,11 +57,26 @@ def mask_pieces(task: Task, masks: int) -> Iterator[Task]:
     yield from (task[at : at + size] for at in range(0, len(task), size))
 
 
+ALONE = "each feature alone"
+"""The name of the masks each of which removes one feature."""
+
+
 def responses_to(
-    task: Task, rule: MaskRule, key: Key, context: Context, fill: Fill | None = None, clean: bool = True
+    task: Task,
+    rule: MaskRule,
+    key: Key,
+    context: Context,
+    kept: Hashable = None,
+    *,
+    fill: Fill | None = None,
+    clean: bool = True,
 ) -> Tensor:
-    """The explained logit under each mask (N, M), or with `clean` behind that of the untouched input."""
-    return probe(task, rule, response="logit", fill=fill, key=key, with_clean=clean, memo=context.memo)
+    """The explained logit under each mask (N, M), or with `clean` behind that of the untouched input.
+
+    `kept` is what decides the masks of a sample, so that one call evaluates them once for every output.
+    """
+    memo = context.memo
+    return probe(task, rule, response="logit", fill=fill, key=key, with_clean=clean, memo=memo, kept=kept)
 
 
 # --- bases ------------------------------------------------------------------------------------------------
@@ -217,7 +232,9 @@ class Occlusion(MaskingExplainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         windows = self._windows(task)
-        responses = responses_to(task, Given(windows), self.fill_key(context.key), context)
+        slides = task.space.kind in ("pixel", "voxel", "step")
+        name = (self.name, self.window, self.stride) if slides else ALONE
+        responses = responses_to(task, Given(windows), self.fill_key(context.key), context, name)
         falls = responses[:, :1] - responses[:, 1:]
         cover = windows.to(falls.dtype)
         # each window's fall is shared out over its features, then averaged over the windows of a feature
@@ -266,7 +283,7 @@ class FeatureAblation(MaskingExplainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
-        responses = responses_to(task, rule, self.fill_key(context.key), context)
+        responses = responses_to(task, rule, self.fill_key(context.key), context, ALONE)
         return (responses[:, :1] - responses[:, 1:]).to(task.outputs.dtype)
 
 
@@ -292,5 +309,5 @@ class PermutationImportance(Explainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
-        responses = responses_to(task, rule, FILL_KEY, context, Marginal(self.rows))
+        responses = responses_to(task, rule, FILL_KEY, context, ALONE, fill=Marginal(self.rows))
         return (responses[:, :1] - responses[:, 1:]).to(task.outputs.dtype)

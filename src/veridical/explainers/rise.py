@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from veridical.explainers.surrogates import sample_blocks
 from veridical.models.context import Context
 from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.perturb.fills import fill_state
+from veridical.perturb.kept_outputs import name_of, outputs_under, together
 from veridical.perturb.probe import blocks
 from veridical.perturb.rules import Given
 from veridical.values.task import Task
@@ -68,10 +70,11 @@ class Rise(ReadsCells):
             smooth = _SmoothMasks(
                 own, task.draw_ids, task.space.input_shape[-2:], self.draws, self.keep, self.grid
             )
-            totals = _evaluate_smooth(task, smooth, context.key)
+            totals = _under_smooth(task, smooth, context)
         else:
             masks = coin_masks(own, task.draw_ids, features, self.draws, self.keep)
-            responses = responses_to(task, Given(masks), context.key, context, clean=False)
+            name = (own, self.keep)
+            responses = responses_to(task, Given(masks), context.key, context, name, clean=False)
             totals = _Totals(len(task), features, task.device)
             for some in sample_blocks(len(task), self.draws * features, task.device):
                 totals.add(some, 0, responses[some], (~masks[some]).double())
@@ -133,30 +136,50 @@ class _SmoothMasks:
         return (place[..., None] - coin).abs_().neg_().add_(1).clamp_(min=0)
 
 
-def _evaluate_smooth(task: Task, masks: _SmoothMasks, key: Key) -> _Totals:
-    """Evaluate inputs blended with their fill; `probe` removes whole features."""
-    fill, predictor = task.fill, task.predictor
+def _under_smooth(task: Task, masks: _SmoothMasks, context: Context) -> _Totals:
+    """The totals under smooth masks; `probe` removes whole features."""
+    totals = _Totals(len(task), task.space.n_features, task.device)
+    name = name_of(task, task.fill, context.key, masks.key, masks.draws, masks.keep, masks.grid)
+    responses = totals.responses.new_empty(len(task), masks.draws)
+    for rows in together(task, masks.draws):
+        part = task if len(rows) == len(task) else task[rows]
+        evaluate = partial(_outputs_under_smooth, part, masks, context.key)
+        outputs = outputs_under(part, name, context.memo, evaluate)
+        own = part.targets.view(-1, 1, 1).expand(-1, masks.draws, 1)
+        responses[rows] = outputs.gather(2, own)[..., 0].double()
+    check_finite(responses)
+    at_once = max(1, task.predictor.rows // task.fill.repeats_on(task))
+    for some, columns in blocks(len(task), masks.draws, at_once):
+        totals.add(some, columns.start, responses[some, columns], masks.shown(some, columns).double())
+    return totals
+
+
+def _outputs_under_smooth(task: Task, masks: _SmoothMasks, key: Key, rows: Tensor | None) -> Tensor:
+    """The logits (n, M, C) of some samples blended with their fill."""
+    task = task if rows is None else task[rows]
+    masks, fill, predictor = replace(masks, ids=task.draw_ids), task.fill, task.predictor
     repeats = fill.repeats_on(task)
     state = fill_state(task, fill)
-    totals = _Totals(len(task), task.space.n_features, task.device)
+    found: Tensor | None = None
     with task.session():
-        for rows, columns in blocks(len(task), masks.draws, max(1, predictor.rows // repeats)):
-            x, across = task.inputs[rows], columns.stop - columns.start
-            visible = masks.shown(rows, columns)
-            shown = visible.unflatten(-1, (1, 1, *masks.size)).to(x.dtype)
-            background = fill.background(state, x, task.draw_ids[rows], key)[:, None]
+        for some, columns in blocks(len(task), masks.draws, max(1, predictor.rows // repeats)):
+            x, across = task.inputs[some], columns.stop - columns.start
+            shown = masks.shown(some, columns).unflatten(-1, (1, 1, *masks.size)).to(x.dtype)
+            background = fill.background(state, x, task.draw_ids[some], key)[:, None]
             # repeats of the fill run fastest, so that each mask's responses lie together
             if x.is_floating_point():
                 filled = torch.addcmul(background, shown, x[:, None, None] - background)
             else:
                 filled = torch.where(shown.bool(), x[:, None, None], background)
-            side = repeat_side(take_side(task.side, rows), across * repeats)
-            responses = task.respond(predictor.chunk(filled.flatten(0, 2), side), "logit")
-            target = task.targets[rows].repeat_interleave(across * repeats)
-            own = responses.gather(1, target[:, None]).view(len(x), across, repeats)
-            totals.add(rows, columns.start, own.double().mean(-1), visible.double())
-    check_finite(totals.responses)
-    return totals
+            side = repeat_side(take_side(task.side, some), across * repeats)
+            outputs = task.respond(predictor.chunk(filled.flatten(0, 2), side), "logit")
+            outputs = outputs.view(len(x), across, repeats, -1)
+            mean = outputs[:, :, 0] if repeats == 1 else outputs.mT.contiguous().double().mean(-1)
+            if found is None:
+                found = mean.new_empty(len(task), masks.draws, mean.shape[-1])
+            found[some, columns] = mean
+    assert found is not None
+    return found
 
 
 # --- sensitivity indices ----------------------------------------------------------------------------------
@@ -216,7 +239,9 @@ class Sobol(_Indices):
         coins = self.coins(task, context.key / "coins", self.draws)[:, :, None]
         turned = coins ^ torch.eye(task.space.n_features, dtype=torch.bool, device=task.device)
         rule = Given(torch.cat([coins, turned], 2).flatten(1, 2))
-        responses = responses_to(task, rule, FILL_KEY, context, clean=False).unflatten(1, (self.draws, -1))
+        name = (context.key, "each coin turned")
+        responses = responses_to(task, rule, FILL_KEY, context, name, clean=False)
+        responses = responses.unflatten(1, (self.draws, -1))
         base, moved = responses[..., :1], responses[..., 1:]
         spread = base[..., 0].var(1, keepdim=True)
         squares = (base - moved).square()
@@ -248,7 +273,7 @@ class Hsic(_Indices):
 
     def fitted(self, task: Task, context: Context) -> Tensor:
         masks = self.coins(task, context.key / "masks", self.draws)
-        responses = responses_to(task, Given(masks), FILL_KEY, context, clean=False)
+        responses = responses_to(task, Given(masks), FILL_KEY, context, context.key / "masks", clean=False)
 
         def half(at: int) -> Tensor:
             return dependence(masks[:, at::2], responses[:, at::2])

@@ -147,7 +147,7 @@ class ShapleySampling(MaskingExplainer):
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         ranks = self._ranks(task, context.key)
-        responses = responses_to(task, Leaving(ranks), FILL_KEY, context)
+        responses = responses_to(task, Leaving(ranks), FILL_KEY, context, ("orders", context.key))
         clean, steps, empty = responses[:, :1], responses[:, 1:-1], responses[:, -1:]
         steps = steps.unflatten(1, (self.orders, ranks.shape[-1] - 1))
         ends = [end[:, None].expand(-1, self.orders, -1) for end in (clean, empty)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -199,7 +199,7 @@ class Metric(AnyMetric):
         """What takes the place of removed features; None if the metric removes nothing."""
         return getattr(self, "fill", None) or task.fill
 
-    def responses(self, task: Task, rule: MaskRule, context: Context) -> Tensor:
+    def responses(self, task: Task, rule: MaskRule, context: Context, kept: Hashable = None) -> Tensor:
         """Responses (N, 1 + M) to the inputs as they are, and without what each mask of a rule removes.
 
         They are read by the metric's own `response` (a probability unless it says otherwise) and `fill_on`.
@@ -212,10 +212,12 @@ class Metric(AnyMetric):
             Which features each of M masks removes.
         context : Context
             The call this is a part of.
+        kept : hashable, optional
+            What decides the masks of a sample, where no map does: the call then evaluates them once.
         """
         response: Response = getattr(self, "response", "probability")
         fill, key, memo = self.fill_on(task), context.key, context.memo
-        return probe(task, rule, response=response, fill=fill, key=key, with_clean=True, memo=memo)
+        return probe(task, rule, response=response, fill=fill, key=key, with_clean=True, memo=memo, kept=kept)
 
     def __call__(
         self,

@@ -13,11 +13,11 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from veridical.core.key import Key
 from veridical.functional.devices import at_a_time
 from veridical.models.context import Memo
 from veridical.perturb.fills import Custom, Fill
 from veridical.perturb.masked_task import MaskedTask
-from veridical.perturb.rules import MaskRule, rows_of
 from veridical.perturb.subset_table import contents_of
 
 KEPT_BYTES = 2**28, 2**30
@@ -57,32 +57,43 @@ def may_keep(fill: Fill) -> bool:
     return type(fill).__module__ == Fill.__module__ and not isinstance(fill, Custom)
 
 
-def outputs_under(
-    task: MaskedTask,
-    rule: MaskRule,
-    name: Hashable,
-    memo: Memo,
-    evaluate: Callable[[MaskedTask, MaskRule], Tensor],
-) -> Tensor:
-    """Outputs (N, M, C) under the masks of a rule; `evaluate` is called on the samples that have none yet.
+def name_of(task: MaskedTask, fill: Fill, key: Key, *about: Hashable) -> Hashable:
+    """What decides the outputs of a sample besides its content, or None where they cannot be kept."""
+    if not may_keep(fill):
+        return None
+    return (*about, fill, fill.draw_of(key) if fill.follows_seed(task) else None)
 
-    `name` says what decides the masks of a sample besides its features, and on what scale outputs are read.
+
+def together(task: MaskedTask, masks: int) -> Sequence[Tensor]:
+    """The numbers of a task's samples, as many at a time as have outputs that fit the memory."""
+    most = max(1, at_a_time(task.inputs, *KEPT_BYTES) // (8 * task.n_outputs * masks))
+    return torch.arange(len(task), device=task.inputs.device).split(most)
+
+
+def outputs_under(
+    task: MaskedTask, name: Hashable, memo: Memo, evaluate: Callable[[Tensor | None], Tensor]
+) -> Tensor:
+    """Outputs (N, M, C) under masks; `evaluate` is given the samples that have none yet, None for all.
+
+    With `name` (`name_of`) they are kept under it for as long as they fit the memory.
     """
+    if name is None:
+        return evaluate(None)
     kept = memo.once(memo, "outputs under masks", KeptOutputs)
     owner = memo.once(task.predictor, "number", lambda: next(kept.numbers))
     contents = memo.once(task, "content of samples", lambda: contents_of(task).tolist())
-    about = (owner, name, task.space.kind, task.space.input_shape, id(task.train), rule.count)
+    about = (owner, name, task.space.kind, task.space.input_shape, id(task.train))
     names = [(about, content) for content in contents]
     found = kept.find(names)
     missing = [i for i, outputs in enumerate(found) if outputs is None]
     if len(missing) == len(names):
-        fresh = evaluate(task, rule)
+        fresh = evaluate(None)
         kept.add(names, fresh, task.train)
         return fresh
     if missing:
         task.outputs  # noqa: B018 (evaluated once here, or the part below would evaluate its own)
         rows = torch.tensor(missing, device=task.inputs.device)
-        fresh = evaluate(task[rows], rows_of(rule, rows, len(names)))
+        fresh = evaluate(rows)
         kept.add([names[i] for i in missing], fresh, task.train)
         for i, outputs in zip(missing, fresh, strict=True):
             found[i] = outputs

@@ -88,7 +88,9 @@ def probe(
     if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
         few = subset_table.has_few(task, behind.fill)
     keeps = kept is not None and not predictions and kept_outputs.may_keep(behind.fill)
-    parts = _parts(task, rule, few) if few is not None or keeps else ()
+    parts: Sequence[Tensor] = kept_outputs.together(task, rule.count) if keeps else ()
+    if few is not None:
+        parts = _parts_with_few(task, rule, few)
     if len(parts) > 1:
         again = partial(probe, response=response, fill=fill, key=key, with_clean=with_clean, kept=kept)
         again = partial(again, all_outputs=all_outputs, predictions=predictions, memo=memo or Memo())
@@ -96,10 +98,9 @@ def probe(
     if few is not None:
         evaluated = _from_table(task, rule, behind, response, all_outputs, predictions, memo or Memo())
     elif keeps:
-        drawn = behind.fill.draw_of(behind.key) if behind.fill.follows_seed(task) else None
-        name = (kept, response, behind.fill, drawn)
-        every = partial(_every_output, response=response, fill=behind.fill, key=key)
-        evaluated = kept_outputs.outputs_under(task, rule, name, memo or Memo(), every)
+        name = kept_outputs.name_of(task, behind.fill, behind.key, kept, rule.count, response)
+        every = partial(_every_output, task, rule, behind, response)
+        evaluated = kept_outputs.outputs_under(task, name, memo or Memo(), every)
         if not all_outputs:
             evaluated = evaluated.gather(2, task.targets.view(-1, 1, 1).expand(-1, rule.count, 1))[..., 0]
     else:
@@ -132,12 +133,11 @@ def _all_with_clean(
     return evaluated.double()
 
 
-def _parts(task: MaskedTask, rule: MaskRule, few: Tensor | None) -> Sequence[Tensor]:
-    """The samples whose outputs are kept together: as many as fit the memory, `few` features apart."""
-    bytes_each = (8 if few is None else 32 * 3) * task.n_outputs * rule.count
-    at_once = max(1, subset_table.KEPT_BYTES // bytes_each)
-    if few is None or task.space.valid is None:
-        return torch.arange(len(task.inputs), device=task.inputs.device).split(at_once)
+def _parts_with_few(task: MaskedTask, rule: MaskRule, few: Tensor) -> Sequence[Tensor]:
+    """The samples that are evaluated together: those of few features apart, as many as fit their table."""
+    at_once = max(1, subset_table.KEPT_BYTES // (32 * 3 * task.n_outputs * rule.count))
+    if task.space.valid is None:
+        return torch.arange(len(task), device=task.inputs.device).split(at_once)
     parts = [*few.nonzero()[:, 0].split(at_once), *(~few).nonzero()[:, 0].split(at_once)]
     return [rows for rows in parts if len(rows)]
 
@@ -176,9 +176,13 @@ def _from_table(
     return torch.cat([evaluated, values[place, subset_table.PREDICTED]], -1) if predictions else evaluated
 
 
-def _every_output(task: MaskedTask, rule: MaskRule, response: Response, fill: Fill, key: Key) -> Tensor:
-    """The responses of all outputs (N, M, C); a mask that changes nothing leaves them as they are."""
-    behind = Backgrounds(task, fill, key)
+def _every_output(
+    task: MaskedTask, rule: MaskRule, behind: Backgrounds, response: Response, rows: Tensor | None
+) -> Tensor:
+    """The responses (n, M, C) of all outputs in some samples; a mask that changes nothing leaves them."""
+    if rows is not None:
+        task, rule = task[rows], rows_of(rule, rows, len(task))
+        behind = Backgrounds(task, behind.fill, behind.key)
     evaluated, same = _evaluate(task, rule, behind, response, True, False, behind.matters())
     if same is None:
         return evaluated

@@ -64,7 +64,7 @@ class NonSensitivity(Metric):
         changed = torch.zeros(len(task), groups.count, dtype=torch.bool, device=task.device)
         same = _SAME.get(task.outputs.dtype, 1.5e-3)
         for draw in range(self.draws):
-            responses = self.responses(task, groups, context.with_key(context.key / draw))
+            responses = self.responses(task, groups, context.with_key(context.key / draw), self.group)
             scale = responses.abs().amax(-1, keepdim=True)
             changed |= (responses[:, 1:] - responses[:, :1]).abs() > same * scale
         relevant = in_blocks(self._relevant, explanation.values, explanation.valid)

@@ -14,7 +14,7 @@ from veridical.functional.devices import at_a_time
 from veridical.metrics import Given, Metric, RandomSubsets, RankingMetric, RankThreshold
 from veridical.metrics.types import Context, Explanation, Fill, Key, Response, Task
 from veridical.perturb.probe import blocks
-from veridical.perturb.rules import MaskRule
+from veridical.perturb.rules import Groups, MaskRule
 from veridical.perturb.subset_table import FEW, places_of
 from veridical.values.regions import Regions, Removal, removal
 from veridical.values.ties import TieOrders
@@ -77,7 +77,8 @@ class RankBands:
 class Summing:
     """A rule that also adds up `weights` (N, V) over the features each mask removes.
 
-    Masks that are drawn need then be drawn once only: the sums are there when the model has been evaluated.
+    Masks that are drawn need then be drawn once only: the sums are there when the model has been evaluated,
+    and NaN where it was not.
     """
 
     rule: MaskRule
@@ -86,7 +87,7 @@ class Summing:
 
     def __post_init__(self) -> None:
         shape = (len(self.weights), self.rule.count)
-        object.__setattr__(self, "sums", self.weights.new_zeros(shape, dtype=torch.float64))
+        object.__setattr__(self, "sums", self.weights.new_full(shape, torch.nan, dtype=torch.float64))
 
     @property
     def count(self) -> int:
@@ -98,7 +99,9 @@ class Summing:
         return removed
 
     def add_up(self, rows: int) -> None:
-        """Add up over all masks without evaluating the model, in the blocks of a plan of `rows` rows."""
+        """Add up what is left without evaluating the model, in the blocks of a plan of `rows` rows."""
+        if not bool(self.sums.isnan().any()):
+            return
         for samples, masks in blocks(len(self.weights), self.count, rows):
             self.removed(samples, masks)
 
@@ -141,18 +144,25 @@ def responses_and_sums(
 ) -> tuple[Tensor, Tensor]:
     """Responses (N, M + 1), the clean one first, and the sums (N, M) of `weights` over what masks remove.
 
-    The masks know nothing of the map, so that all maps of one call share the responses.
+    The masks know nothing of the map, so that all maps of one call share the responses, and those to other
+    outputs of the same samples.
     """
-    summing, evaluated = Summing(rule, weights), []
-
-    def evaluate() -> Tensor:
-        evaluated.append(True)
-        return metric.responses(task, summing, context)
-
-    responses = context.memo.once(task, (metric, context.key), evaluate)
-    if not evaluated:
-        summing.add_up(task.predictor.rows)
+    summing, name = Summing(rule, weights), (metric, context.key)
+    responses = context.memo.once(task, name, lambda: metric.responses(task, summing, context, name))
+    summing.add_up(task.predictor.rows)
     return responses, summing.sums
+
+
+def band_responses(metric: Metric, task: Task, rule: RankBands, context: Context) -> Tensor:
+    """Responses (N, M + 1) to the input and without each band of a ranking.
+
+    Bands of one feature each are the same masks for all maps, which share the responses to them.
+    """
+    features = task.space.n_features
+    if task.space.valid is not None or rule.count < features:
+        return metric.responses(task, rule, context)
+    alone = metric.responses(task, Groups(features, task.device), context, "each feature alone")
+    return torch.cat([alone[:, :1], alone[:, 1:].gather(-1, rule.ranks.argsort(-1))], -1)
 
 
 def masked_sums(removed: Tensor, weights: Tensor) -> Tensor:

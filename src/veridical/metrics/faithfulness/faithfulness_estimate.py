@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from veridical.functional import pearson
 from veridical.metrics import Count, Outcome, RankingMetric, check_steps, register, step_counts
-from veridical.metrics.faithfulness._common import RankBands
+from veridical.metrics.faithfulness._common import RankBands, band_responses
 from veridical.metrics.types import Context, Direction, Explanation, Fill, Key, Response, Task
 from veridical.values.ties import TieOrders
 
@@ -48,7 +48,7 @@ class FaithfulnessEstimate(RankingMetric):
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         counts = step_counts(task, self.steps, self.per_step)
         rule = RankBands(explanation.descending_ranks, counts)
-        responses = self.responses(task, rule, context)
+        responses = band_responses(self, task, rule, context)
         falls = responses[:, :1] - responses[:, 1:]
         relevance = rule.sums(explanation.values)
         exists = rule.taken(len(task))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from veridical.functional import spearman
 from veridical.metrics import Count, Outcome, RankingMetric, check_steps, register, step_counts
-from veridical.metrics.faithfulness._common import RankBands
+from veridical.metrics.faithfulness._common import RankBands, band_responses
 from veridical.metrics.types import Context, Direction, Explanation, Fill, Key, Response, Task
 from veridical.perturb.fills import Marginal, UniformNoise
 from veridical.values.ties import TieOrders
@@ -72,7 +72,7 @@ class MonotonicityCorrelation(RankingMetric):
         redraws = isinstance(fill, UniformNoise | Marginal)
         total: Tensor | None = None
         for draw in range(self.draws if redraws else 1):
-            responses = self.responses(task, rule, context.with_key(context.key / draw))
+            responses = band_responses(self, task, rule, context.with_key(context.key / draw))
             squared = (responses[:, :1] - responses[:, 1:]).square()
             total = squared if total is None else total + squared
         assert total is not None
