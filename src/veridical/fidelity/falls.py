@@ -149,12 +149,12 @@ def measure(
         once = sizes_once(n, sizes, levels)
     nothing = torch.stack([(kept < 1) | ~once for kept in counts.values()], 1)
     orders = tie_orders(task, explanation, key)
-    mean, variance = _over_orders(task, rule, truth, orders, nothing, key, memo)
+    mean, variance, measured = _over_orders(task, rule, truth, orders, nothing, key, memo)
     out: dict[Sign, Falls] = {}
     for place, sign in enumerate(signs):
         indicator, probability = mean[:, :, place]
         spread = variance[:, :, place]
-        out[sign] = Falls(levels, sizes, counts[sign], once, indicator, probability, spread, orders.counts)
+        out[sign] = Falls(levels, sizes, counts[sign], once, indicator, probability, spread, measured)
     return out
 
 
@@ -177,34 +177,41 @@ def tie_orders(task: Task, explanation: Explanation, key: Key) -> TieOrders:
 
 def _over_orders(
     task: Task, rule: Removals, truth: Tensor, orders: TieOrders, nothing: Tensor, key: Key, memo: Memo
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean falls (2, N, signs, sizes) over rankings that agree with the map, as indicator and as probability.
 
     NaN where `nothing` (N, signs, sizes) is removed. Behind them the variance (2, N, signs) between rankings
-    of the mean over sizes. Rankings share the draws: as many in all as for a map without ties; of few
-    features, of which no mask is evaluated twice, each has them all.
+    of the mean over sizes, and how many rankings (N,) there were. Rankings share the draws: about as many in
+    all as for a map without ties, so that there are no more rankings than draws; of few features, of which no
+    mask is evaluated twice, each has them all.
     """
     mean = nothing.new_zeros(2, *nothing.shape, dtype=torch.float64)
     variance = nothing.new_zeros(2, *nothing.shape[:2], dtype=torch.float64)
+    counts = orders.counts.clone()
     few = has_few(task, task.fill)
-    shared = [rule.draws > 1] * len(task) if few is None else (~few & (rule.draws > 1)).tolist()
+    draws = not rule.whole or rule.draws > 1
+    shared = [draws] * len(task) if few is None else (~few & draws).tolist()
     kinds = [*zip(_exact_counts(task, rule), orders.each, shared, strict=True)]
     for kind in sorted(set(kinds)):
         rows = [row for row, own in enumerate(kinds) if own == kind]
         n, many, share = kind
+        ties = many > 1
         index, whole = torch.tensor(rows, device=task.device), len(rows) == len(kinds)
         part, some, ranked = (
             (task, rule, orders) if whole else (task[index], rule.take(index), orders.take(rows))
         )
         table = _subset_table(part, truth[index], key, n, memo) if n else None
+        if share:
+            of_each = -(-rule.draws // many)
+            many, some = -(-rule.draws // of_each), replace(some, draws=of_each)
+            counts[index], ranked = many, ranked.at_most(many)
         each = []
         for which in range(many):
-            order = ranked.strict(which, key) if many > 1 else ranked.explanation
+            order = ranked.strict(which, key) if ties else ranked.explanation
             if table is None:
                 own = key / which if share and which else key
-                draws = -(-rule.draws // many) if share else rule.draws
                 ranks = order.descending_ranks.to(task.device)
-                drawn = replace(some, key=own / "removal", ranks=ranks, draws=draws)
+                drawn = replace(some, key=own / "removal", ranks=ranks)
                 each.append(_drawn(part, drawn, truth[index], own, memo))
             else:
                 each.append(_expected(table, part, some, order))
@@ -217,7 +224,7 @@ def _over_orders(
             # the table tells the mean over all rankings, not only over those whose spread is seen
             exact = _expected(table, part, some, ranked.explanation).reshape(2, *gone.shape)
             mean[:, index] = exact.masked_fill(gone, torch.nan)
-    return mean, variance
+    return mean, variance, counts
 
 
 def _exact_counts(task: Task, rule: Removals) -> list[int]:

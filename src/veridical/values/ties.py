@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, permutations, product
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,13 @@ class TieOrders:
         counts = torch.where(keep, self.counts, 1)
         tied, every = self._tied & keep[:, None], self._every | ~keep
         return TieOrders(self.explanation, counts, tuple(counts.tolist()), tied, every, self.mirrored)
+
+    def at_most(self, most: int) -> TieOrders:
+        """So many of the rankings for each sample; where it has more they are drawn, none is the first."""
+        keep = self.counts <= most
+        counts = self.counts.clamp(max=most)
+        each = tuple(min(count, most) for count in self.each)
+        return replace(self, counts=counts, each=each, _every=self._every & keep)
 
     def take(self, rows: Sequence[int]) -> TieOrders:
         """Those of some of the samples."""
