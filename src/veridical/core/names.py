@@ -44,7 +44,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.metrics.complexity.complexity": ("complexity", "Complexity"),
     "veridical.metrics.complexity.effective_complexity": ("effective_complexity", "EffectiveComplexity count_above"),
     "veridical.metrics.complexity.sparseness": ("sparseness", "Sparseness"),
-    "veridical.metrics.faithfulness._common": ("", "RankBands RankPath RegionMetric Summing existing_values masked_sums responses_and_sums sized_subsets trapezoid"),
+    "veridical.metrics.faithfulness._common": ("", "RankBands RankPath RegionMetric Summing band_responses existing_values masked_sums responses_and_sums sized_subsets trapezoid"),
     "veridical.metrics.faithfulness.deletion": ("deletion", "Deletion"),
     "veridical.metrics.faithfulness.eraser": ("comprehensiveness text_sufficiency", "Comprehensiveness TextSufficiency top_counts"),
     "veridical.metrics.faithfulness.faithfulness_correlation": ("faithfulness_correlation", "FaithfulnessCorrelation subset_correlation"),
