@@ -361,3 +361,17 @@ def test_large_integers_in_a_map_do_not_tie() -> None:
     large = vd.explain(maps + 2**24, task)
     assert large.ranks.equal(vd.explain(maps, task).ranks)
     assert not large.has_ties
+
+
+# --- where warnings point -------------------------------------------------------------------
+
+
+def test_warnings_point_at_the_callers_line() -> None:
+    def broken(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        raise ValueError("no map")
+
+    with pytest.warns(VeridicalWarning, match="no map") as said:
+        vd.evaluate(task(), {"broken": broken, "saliency": "saliency"}, "sparseness")
+    with pytest.warns(VeridicalWarning, match="one output") as of_task:
+        vd.Task(nn.Linear(4, 1), X)
+    assert {note.filename for note in [*said, *of_task]} == {__file__}

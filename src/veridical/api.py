@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from veridical.core.key import Key
 from veridical.core.progress import status, track
 from veridical.core.registry import Catalogue
 from veridical.core.settings import checked
-from veridical.errors import InputError, MemoryLimitError, VeridicalError, VeridicalWarning
+from veridical.errors import InputError, MemoryLimitError, VeridicalError, warn
 from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.base import registry as explainer_registry
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
@@ -311,7 +310,7 @@ def evaluate(
     def keep(who: str, what: str | None, error: Exception) -> None:
         failures.append(Failure(who, what, str(error), "".join(traceback.format_exception(error))))
         where = f"explainer '{who}'" if what is None else f"metric '{what}' on '{who}'"
-        warnings.warn(f"{where} failed: {error}", VeridicalWarning, stacklevel=3)
+        warn(f"{where} failed: {error}")
 
     try:
         for who, what in track(cells, "scoring", progress):
@@ -333,7 +332,7 @@ def evaluate(
                 keep(who, step, error)
     except KeyboardInterrupt:
         interrupted = True
-        warnings.warn("interrupted; the finished cells are kept", VeridicalWarning, stacklevel=2)
+        warn("interrupted; the finished cells are kept")
     return Evaluation(task, scores, explanations, failures, interrupted, seed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -80,6 +81,14 @@ class MissingExtraError(VeridicalError, ImportError):
 
 class VeridicalWarning(UserWarning):
     """Something works, but perhaps not as the caller believes."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the caller: the nearest that is not of this package."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "veridical":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, VeridicalWarning, stacklevel=level + (frame is not None))
 
 
 ELSEWHERE = {

@@ -21,7 +21,7 @@ from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.data.generation import Generation
 from veridical.data.prompt_checks import PromptChecks, prompt_checks
-from veridical.errors import InputError, VeridicalError, VeridicalWarning
+from veridical.errors import InputError, VeridicalError, VeridicalWarning, warn
 from veridical.explainers import Explainer
 from veridical.explainers import registry as explainer_registry
 from veridical.explainers.transforms import OtherClass, Shuffled
@@ -64,7 +64,7 @@ def describe(elimination: Elimination, table: Evaluation, effort: Effort, seed: 
             if isinstance(one, Exception):
                 trace = "".join(traceback.format_exception(one))
                 failures.append(Failure(who, label, str(one), trace))
-                warnings.warn(f"metric '{label}' on '{who}' failed: {one}", VeridicalWarning, stacklevel=3)
+                warn(f"metric '{label}' on '{who}' failed: {one}")
                 continue
             scores[who, label] = one
             if label == "gef_iso":  # the same perturbed models give both numbers

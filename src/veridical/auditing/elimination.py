@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -38,7 +37,7 @@ from veridical.auditing.model_randomisation import (
 )
 from veridical.auditing.posthoc_checks import why_no_sample
 from veridical.core.key import Key
-from veridical.errors import VeridicalWarning
+from veridical.errors import warn
 from veridical.explainers import Explainer
 from veridical.explainers.controls import Random
 from veridical.gef.iso_gef import joined_scores
@@ -155,7 +154,7 @@ class Candidate:
             self.failures.append(failure)
             what = "explainer" if failure.metric is None else f"metric '{failure.metric}' on"
             text = f"{what} '{self.label}' failed: {failure.message}"
-            warnings.warn(text, VeridicalWarning, stacklevel=5)
+            warn(text)
 
 
 class Stage(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.solvers import nnls
-from veridical.errors import InputError, ShapeError, VeridicalWarning
+from veridical.errors import InputError, ShapeError, warn
 
 
 class Projection(Protocol):
@@ -221,14 +220,14 @@ def _check_vectors(vectors: Tensor, reading: Reading) -> None:
         raise InputError(f"concept {concept} of output {output} is a zero vector ({len(zero)} in all)")
     if vectors.shape[1] > vectors.shape[2]:
         problem = f"{vectors.shape[1]} concepts in {vectors.shape[2]} dimensions: more than can be told apart"
-        warnings.warn(problem, VeridicalWarning, stacklevel=3)
+        warn(problem)
     unit = vectors / lengths[..., None]
     alike = ((unit @ unit.mT).triu(1) > 1 - 1e-9).nonzero()
     if len(alike) and reading == "project":
         output, first, second = alike[0].tolist()
         problem = f"concepts {first} and {second} of output {output} are the same direction, which 'project' "
         problem += "counts twice; reading='coordinates' shares it between them"
-        warnings.warn(problem, VeridicalWarning, stacklevel=3)
+        warn(problem)
 
 
 # --- heads that read a flattened map ---------------------------------------------------------------------

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from veridical.core.lazy import modules_registering
-from veridical.errors import InputError, VeridicalWarning, unknown_name
+from veridical.errors import InputError, unknown_name, warn
 
 T = TypeVar("T")
 
@@ -123,11 +122,7 @@ class Registry(Generic[T]):
             self.makers[name] = point.load()
         except Exception as error:
             # a broken package must not take away the names of all others
-            warnings.warn(
-                f"{self.kind} '{name}' of {point.value} could not be loaded: {error!r}",
-                VeridicalWarning,
-                stacklevel=4,
-            )
+            warn(f"{self.kind} '{name}' of {point.value} could not be loaded: {error!r}")
 
 
 def _source(maker: Any) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from functools import cached_property
@@ -22,7 +21,7 @@ from veridical.errors import (
     MissingExtraError,
     NotApplicableError,
     VeridicalError,
-    VeridicalWarning,
+    warn,
 )
 from veridical.perturb.fills import Token
 
@@ -187,11 +186,9 @@ class ProcessorReader(ImageReader):
         known = {name.casefold() for name in self.names}
         if names is None or any(name.casefold() in known or name.isdigit() for name in names):
             return names
-        warnings.warn(
+        warn(
             f"the subfolders {sorted(set(names))[:8]} are no classes of the model, so these images have no "
-            f"labels; its classes are {self.names[:8]}",
-            VeridicalWarning,
-            stacklevel=5,
+            f"labels; its classes are {self.names[:8]}"
         )
         return None
 

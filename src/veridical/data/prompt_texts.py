@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -12,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from veridical.errors import InputError, VeridicalWarning
+from veridical.errors import InputError, warn
 
 # --- units ----------------------------------------------------------------------------------------------
 
@@ -81,7 +80,7 @@ def unit_of_tokens(
             across = f"a unit of prompt {prompt} begins or ends inside the token {text[start:stop]!r}"
             if exact:
                 raise InputError(f"{across}; move its edge")
-            warnings.warn(f"{across}, which belongs to the first", VeridicalWarning, stacklevel=2)
+            warn(f"{across}, which belongs to the first")
         if stop > start and not owners:
             leads = not exact and stop < len(text) and not text[start:stop].strip(" ")
             owners = [owner[stop if leads else start]]
@@ -154,11 +153,9 @@ def continued(tokenizer: Any, prompt: Tokens, answer: str, number: int, special:
     whole = tokenized(tokenizer, prompt.text + answer, number, special).ids
     if whole[: len(prompt.ids)] == prompt.ids and len(whole) > len(prompt.ids):
         return whole[len(prompt.ids) :]
-    warnings.warn(
+    warn(
         f"the last word of prompt {number} and the first of {answer!r:.40} would share a token and are read "
-        "as two, which the model has rarely seen; let the blank between them begin the answer",
-        VeridicalWarning,
-        stacklevel=2,
+        "as two, which the model has rarely seen; let the blank between them begin the answer"
     )
     return tokenized(tokenizer, answer, number, special=False).ids
 

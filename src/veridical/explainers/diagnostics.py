@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from veridical.core.key import Key
-from veridical.errors import VeridicalWarning
+from veridical.errors import warn
 from veridical.functional import has_spread
 from veridical.models.context import Context
 from veridical.perturb.masked_task import MaskedTask
@@ -81,7 +80,7 @@ def check_completeness(
         }
     }
     if exact and found["completeness"]["broken"]:
-        warnings.warn(f"'{name}': {completeness_sentence(found)}", VeridicalWarning, stacklevel=2)
+        warn(f"'{name}': {completeness_sentence(found)}")
     return found
 
 
@@ -180,7 +179,7 @@ def check_repeatability(name: str, found: list[Tensor]) -> dict[str, Any]:
     }
     provenance = {"repeatability": repeatability}
     if repeatability["mean"] < LOW_CORRELATION:
-        warnings.warn(f"'{name}': {repeatability_sentence(provenance)}", VeridicalWarning, stacklevel=2)
+        warn(f"'{name}': {repeatability_sentence(provenance)}")
     return provenance
 
 

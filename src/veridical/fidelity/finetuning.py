@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from veridical.core.allowed import Between, Count, PartOf, Positive
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.core.space import Space
-from veridical.errors import FormatError, InputError, NotApplicableError, VeridicalWarning
+from veridical.errors import FormatError, InputError, NotApplicableError, warn
 from veridical.fidelity.artefact import (
     KIND,
     ROW_DIGESTS,
@@ -209,7 +208,7 @@ def _readable(path: Path) -> bool:
     try:
         files.load_tensors(path, KIND, path.stem)
     except (FormatError, ValueError, KeyError) as error:
-        warnings.warn(f"{path.name} cannot be read and is made anew: {error}", VeridicalWarning, stacklevel=3)
+        warn(f"{path.name} cannot be read and is made anew: {error}")
         return False
     return True
 

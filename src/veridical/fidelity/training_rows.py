@@ -7,7 +7,6 @@ so the batches and the order of a loader do not matter.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.space import Space
-from veridical.errors import InputError, ShapeError, VeridicalWarning
+from veridical.errors import InputError, ShapeError, warn
 from veridical.fidelity.correctness import accuracy, at_chance, check_labels, predicted_labels
 from veridical.fidelity.removal import budget
 from veridical.models.predictor import Side, take_side
@@ -310,11 +309,9 @@ def _check_seen(task: Task, answers: Tensor, targets: Tensor) -> None:
     here = accuracy(predicted_labels(task.outputs, task), check_labels(task.labels, task), task)
     there = accuracy(answers, targets, task)
     if there < here - UNSEEN_GAP:
-        warnings.warn(
+        warn(
             f"the model is right on {there:.1%} of the training rows and on {here:.1%} of the evaluated "
-            "ones: it may never have seen these training rows",
-            VeridicalWarning,
-            stacklevel=4,
+            "ones: it may never have seen these training rows"
         )
 
 

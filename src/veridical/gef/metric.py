@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from veridical.core.allowed import Count, NotNegative, Positive
 from veridical.core.key import Key
-from veridical.errors import InputError, VeridicalWarning
+from veridical.errors import InputError, warn
 from veridical.explainers import Explainer
 from veridical.functional import has_spread, partial_rank_correlation, pearson, spearman
 from veridical.gef.forms import FORMS, Form, Run
@@ -209,7 +208,7 @@ class GEF(ExplainerMetric):
         out: dict[str, Outcome | Exception] = dict(group.errors)
         for who, found in distortions.items():
             if self.perturb == "weights" and not bool(found.model.any()):
-                warnings.warn(UNUSED_WEIGHTS, VeridicalWarning, stacklevel=2)
+                warn(UNUSED_WEIGHTS)
             outcome = self._outcome(path, found)
             log = log_of_score(task, found.model, found.checks, self.perturb == "weights")
             flags = {CONSTANT: found.constant, **outcome.flags}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from veridical.core.key import Key
 from veridical.core.progress import track
-from veridical.errors import InputError, VeridicalWarning
+from veridical.errors import InputError, warn
 from veridical.explainers import Explainer
 from veridical.fidelity.artefact import Finetuned
 from veridical.fidelity.metrics import FFid, Fidelity
@@ -132,7 +131,7 @@ class ScoringRun:
                 self._score_perturbed(each)
         except KeyboardInterrupt:
             self.interrupted = True
-            warnings.warn("interrupted; the finished perturbations are kept", VeridicalWarning, stacklevel=3)
+            warn("interrupted; the finished perturbations are kept")
 
     # --- one perturbation ----------------------------------------------------------------------------------
 
@@ -248,7 +247,7 @@ class ScoringRun:
             yield
         except Exception as error:
             self.failures.append(Failure("", label, str(error), traceback.format_exc()))
-            warnings.warn(f"metric '{label}' failed and is left out: {error}", VeridicalWarning, stacklevel=5)
+            warn(f"metric '{label}' failed and is left out: {error}")
             del self.metrics[label], self.scores[label]
 
     # --- does it read the map? ----------------------------------------------------------------------

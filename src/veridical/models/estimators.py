@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from veridical.errors import InputError, NotApplicableError, VeridicalWarning
+from veridical.errors import InputError, NotApplicableError, warn
 
 Respond = Callable[[Any], Any]
 TINY = 2.0**-53
@@ -189,11 +188,9 @@ def _smoothing(model: Any, probabilities: Any, rows: Any) -> int:
     if not bool(((p <= 0) | (p >= 1)).any()):
         return 0
     counted = learnt_from or len(rows)
-    warnings.warn(
+    warn(
         f"{type(model).__name__} answers probabilities of exactly 0 or 1, whose logits are infinite; all are "
-        f"taken as (n p + 1/2) / (n + C/2) with n = {counted} rows and C classes, which keeps their order",
-        VeridicalWarning,
-        stacklevel=2,
+        f"taken as (n p + 1/2) / (n + C/2) with n = {counted} rows and C classes, which keeps their order"
     )
     return counted
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from veridical.errors import InputError, ShapeError, VeridicalError, VeridicalWarning
+from veridical.errors import InputError, ShapeError, VeridicalError, warn
 from veridical.models.cost import Cost
 from veridical.models.plan import MIN_ROWS, Plan, memory_budget, most_rows
 from veridical.models.predictor import (
@@ -80,28 +79,22 @@ def first_outputs(
     check_finite(seen[0])
     kind = _head(seen[0].shape[1], head)
     if kind == "multiclass" and raw is plain_output:
-        _warn_of_probabilities(seen[0], level=5)
+        _warn_of_probabilities(seen[0])
     if plan.rows == 1:
         two, side = two[:1], one_side
     with trial.session() as view:
         try:
             seen.append(call(view, two.clone(), side))
         except Exception as error:
-            warnings.warn(
-                f"{ONE_ROW} (on two it raises {type(error).__name__}: {error}); it is run as Plan(rows=1)",
-                VeridicalWarning,
-                stacklevel=4,
-            )
+            warn(f"{ONE_ROW} (on two it raises {type(error).__name__}: {error}); it is run as Plan(rows=1)")
             plan, two, side = replace(plan, rows=1), two[:1], one_side
         with suppress(Exception):  # what it raises now and then, it raises again where it is run
             seen.append(call(view, two.clone(), side))
     moves = _moves(seen)
     if moves:
-        warnings.warn(
+        warn(
             f"{UNSTEADY} (they move by {moves:.0%} of their size): chance, such as dropout that is always "
-            "on, or the other rows of a batch decide with it, and so they do in every score",
-            VeridicalWarning,
-            stacklevel=4,
+            "on, or the other rows of a batch decide with it, and so they do in every score"
         )
     source.meter.reset(Cost())  # what a task wants to know is nobody's cost
     outputs = {"binary": 2, "generation": 1}.get(kind, seen[0].shape[1])
@@ -113,11 +106,9 @@ def _head(count: int, head: str | None) -> Head:
     if head is None:
         if count > 1:
             return "multiclass"
-        warnings.warn(
+        warn(
             "the model has one output; it is read as the logit of the second of two classes. "
-            "Say head='binary' to confirm, or head='regression'",
-            VeridicalWarning,
-            stacklevel=5,
+            "Say head='binary' to confirm, or head='regression'"
         )
         return "binary"
     if head not in get_args(Head):
@@ -176,15 +167,13 @@ def measured_rows(module: nn.Module, run: Callable[[], Any], row: Tensor, budget
     return max(least, min(most_rows(row.device), 1 << (fitting.bit_length() - 1)))
 
 
-def _warn_of_probabilities(returned: Tensor, level: int) -> None:
+def _warn_of_probabilities(returned: Tensor) -> None:
     """Warn where one row's outputs (1, C) are no logits: a second softmax would squeeze every response."""
     row = returned.detach()[0].double()
     if bool((row >= 0).all()) and abs(float(row.sum()) - 1) < _SUM:
-        warnings.warn(
+        warn(
             f"{PROBABILITIES}, and outputs are read as logits: a second softmax squeezes every response. "
-            "Take the softmax off, or say output=lambda p: p.clamp(min=1e-12).log()",
-            VeridicalWarning,
-            stacklevel=level,
+            "Take the softmax off, or say output=lambda p: p.clamp(min=1e-12).log()"
         )
 
 

@@ -8,7 +8,6 @@ import os
 import socket
 import time
 import uuid
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from veridical.core.progress import track
-from veridical.errors import FormatError, InputError, StorageError, StudyError, VeridicalWarning
+from veridical.errors import FormatError, InputError, StorageError, StudyError, warn
 from veridical.jobs import BlockedError, Lease, Processes, RayPool, Store, WorkerLostError, as_executor
 from veridical.jobs import run as run_jobs
 from veridical.jobs.ray import NODE_LOST
@@ -106,7 +105,7 @@ def run(
             "other processes do not run; move it to a module, or use executor='in-process'"
         )
     if pool is None and plan.seconds is not None:
-        warnings.warn("limits are not watched in this process; use workers", VeridicalWarning, stacklevel=2)
+        warn("limits are not watched in this process; use workers")
     refuse_other_versions(store)
     try:
         with Lease(store, plan.digest, plan.name):
