@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ from torch import Tensor
 from veridical.core import key as keyed
 from veridical.core.allowed import Count
 from veridical.core.key import Key
-from veridical.errors import InputError, VeridicalWarning
+from veridical.errors import InputError, warn
 from veridical.explainers.base import FILL_KEY, Explainer, register
 from veridical.explainers.diagnostics import difference_from_empty
 from veridical.explainers.layout import Cells, few_cells
@@ -88,6 +87,15 @@ ROWS_PER_CELL = 12
 """Answers for each cell where features are joined: with so many two seeds agree on photos, too."""
 FEWEST_CELLS = 9
 """Into fewer than 3 x 3 nothing is joined, however few the responses: that would be no map."""
+
+
+USUAL_MASKS = 512
+"""Masked inputs that methods which draw evaluate of a sample unless told otherwise."""
+
+
+def some_of(features: int, least: int, most: int) -> int:
+    """How often every feature is changed to make the usual number of masked inputs, between two bounds."""
+    return min(most, max(least, USUAL_MASKS // features))
 
 
 def most_cells(responses: int) -> int:
@@ -194,11 +202,9 @@ class FitsCells(ReadsCells):
     def check(self, task: Task) -> None:
         super().check(task)
         if "underdetermined" in self._stated(task):
-            warnings.warn(
+            warn(
                 f"'{self.name}' has {self._stated(task)['underdetermined']}; evaluate more rows, or give "
-                "the task fewer features (patches, superpixels)",
-                VeridicalWarning,
-                stacklevel=4,
+                "the task fewer features (patches, superpixels)"
             )
 
 
@@ -297,17 +303,22 @@ class PermutationImportance(Explainer):
     `rows` for each sample.
     """
 
-    rows: Count = 16
-    """Reference rows whose values a feature takes."""
+    rows: Count | None = None
+    """Reference rows whose values a feature takes; None: 4 to 16, as many as make 512 masked inputs."""
     name: ClassVar[str] = "permutation_importance"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "fall of the output when a feature takes the values of reference rows"
     paper: ClassVar[str] = "Breiman 2001; Fisher et al. 2019"
     needs: ClassVar[frozenset[str]] = frozenset({"train"})
 
+    def taken(self, task: Task) -> Marginal:
+        """The reference rows whose values a feature takes."""
+        return Marginal(some_of(task.space.n_features, 4, 16) if self.rows is None else self.rows)
+
     def rows_per_sample(self, task: Task) -> int:
-        return Marginal(self.rows).repeats_on(task) * task.space.n_features
+        return self.taken(task).repeats_on(task) * task.space.n_features
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         rule = Groups(task.space.n_features, task.device)
-        responses = responses_to(task, rule, FILL_KEY, context, ALONE, fill=Marginal(self.rows))
+        responses = responses_to(task, rule, FILL_KEY, context, ALONE, fill=self.taken(task))
         return (responses[:, :1] - responses[:, 1:]).to(task.outputs.dtype)

@@ -15,7 +15,7 @@ from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, register
 from veridical.explainers.diagnostics import record_split_half
 from veridical.explainers.layout import Cells, few_cells, grid_cells
-from veridical.explainers.occlusion import ReadsCells, coin_masks, responses_to
+from veridical.explainers.occlusion import ReadsCells, coin_masks, responses_to, some_of
 from veridical.explainers.surrogates import sample_blocks
 from veridical.models.context import Context
 from veridical.models.predictor import check_finite, repeat_side, take_side
@@ -225,28 +225,33 @@ class Sobol(_Indices):
     not signed. On a model that is linear in m, S_i = w_i^2 / sum_j w_j^2. Rows: draws x (features + 1).
     """
 
-    draws: Annotated[int, Within(2, MANY)] = 32
-    """Random masks, in each of which every coin is turned once."""
+    draws: Annotated[int, Within(2, MANY)] | None = None
+    """Random masks, in each of which every coin is turned once; None: 8 to 32, as many as make 512 masks."""
     name: ClassVar[str] = "sobol"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     summary: ClassVar[str] = "share of the output's variance under random masks that involves a feature"
     paper: ClassVar[str] = "Fel et al. 2021"
 
+    def draws_for(self, features: int) -> int:
+        """How often the coins of so many features, or cells, are drawn."""
+        return some_of(features + 1, 8, 32) if self.draws is None else self.draws
+
     def masks_of(self, features: int) -> int:
-        return self.draws * (features + 1)
+        return self.draws_for(features) * (features + 1)
 
     def fitted(self, task: Task, context: Context) -> Tensor:
-        coins = self.coins(task, context.key / "coins", self.draws)[:, :, None]
+        draws = self.draws_for(task.space.n_features)
+        coins = self.coins(task, context.key / "coins", draws)[:, :, None]
         turned = coins ^ torch.eye(task.space.n_features, dtype=torch.bool, device=task.device)
         rule = Given(torch.cat([coins, turned], 2).flatten(1, 2))
-        name = (context.key, "each coin turned")
+        name = (context.key, "each coin turned", draws)
         responses = responses_to(task, rule, FILL_KEY, context, name, clean=False)
-        responses = responses.unflatten(1, (self.draws, -1))
+        responses = responses.unflatten(1, (draws, -1))
         base, moved = responses[..., :1], responses[..., 1:]
         spread = base[..., 0].var(1, keepdim=True)
         squares = (base - moved).square()
         # what both halves are divided by does not change their correlation
-        record_split_half(context, task, self.draws, lambda half: squares[:, half::2].mean(1))
+        record_split_half(context, task, draws, lambda half: squares[:, half::2].mean(1))
         share = squares.mean(1) / (4 * spread)
         return share.nan_to_num(0.0, 0.0, 0.0).to(task.outputs.dtype)
 
