@@ -33,7 +33,8 @@ def resnet_task(samples: int, device: str) -> vd.Task:
     """The same at 224 pixels, a network the size of a ResNet-18."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(samples + 8, 3, 224, 224, generator=generator)
-    task = vd.Task(resnet18(), x[:samples], train=x[samples:], name="ResNet-18 size, 224 px")
+    space = vd.Space.pixels((3, 224, 224))
+    task = vd.Task(resnet18(), x[:samples], train=x[samples:], space=space, name="ResNet-18 size, 224 px")
     return task.to(device)
 
 

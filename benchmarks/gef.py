@@ -49,7 +49,8 @@ def resnet_task(samples: int, device: str = "cpu") -> vd.Task:
     """The same at the size of a ResNet-18."""
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(samples, 3, 224, 224, generator=generator)
-    return vd.Task(resnet18(), images, name="ResNet-18, 224 px").to(device)
+    space = vd.Space.pixels((3, 224, 224))
+    return vd.Task(resnet18(), images, space=space, name="ResNet-18, 224 px").to(device)
 
 
 NETWORKS = {"lenet": lenet_task, "resnet18": resnet_task}

@@ -32,7 +32,8 @@ def task_of(samples: int, side: int, device: str) -> vd.Task:
     masks[:, side // 4 : side // 2, side // 4 : side // 2] = True
     torch.manual_seed(0)
     model = nn.Sequential(nn.AvgPool2d(side // 7), nn.Flatten(), nn.Linear(49, 4)).to(device)
-    return vd.Task(model, x, masks=masks.expand(samples, -1, -1), plan=vd.Plan(rows=512), name="maps")
+    given = {"space": vd.Space.pixels((1, side, side)), "plan": vd.Plan(rows=512), "name": "maps"}
+    return vd.Task(model, x, masks=masks.expand(samples, -1, -1), **given)
 
 
 def chosen(task: vd.Task) -> list[AnyMetric]:

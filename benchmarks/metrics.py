@@ -34,9 +34,8 @@ def tasks(device: str, size: str, samples: int | None = None) -> vd.Task:
     masks = torch.zeros(count, 224, 224, dtype=torch.bool)
     masks[:, 64:160, 64:160] = True
     name = "ResNet-18 size, 224 px"
-    return vd.Task(resnet18(), x, masks=masks, train=x[: max(min(8, count), count // 2)], name=name).to(
-        device
-    )
+    train, space = x[: max(min(8, count), count // 2)], vd.Space.pixels((3, 224, 224))
+    return vd.Task(resnet18(), x, masks=masks, train=train, space=space, name=name).to(device)
 
 
 def settings(size: str, brief: bool = False) -> dict[str, dict[str, object]]:

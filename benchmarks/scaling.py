@@ -76,7 +76,7 @@ def curve(
     for size in sizes[:2] if small else sizes:
         made, task = dict(settings), None
         if axis == "features":
-            task = vd.Task(any_size(), images(16, size))
+            task = vd.Task(any_size(), images(16, size), space=vd.Space.pixels((1, size, size)))
         else:
             task = vd.Task(lenet(), images(size if axis == "samples" else 16))
         if axis == "draws":

@@ -97,7 +97,8 @@ def photos_task(path: Path, samples: int, device: str | None) -> vd.Task:
     rows = torch.from_numpy(stored["photos"][:samples]).float() / 255
     x = (rows - MEAN) / DEVIATION
     labels = torch.from_numpy(stored["labels"][:samples])
-    task = vd.Task(model.eval(), x, labels=labels, name="EfficientNet-lite0, 250 photos")
+    space = vd.Space.pixels(x.shape[1:])  # the README's numbers are of pixels
+    task = vd.Task(model.eval(), x, labels=labels, space=space, name="EfficientNet-lite0, 250 photos")
     return task if device is None else task.to(device)
 
 

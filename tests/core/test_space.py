@@ -181,6 +181,23 @@ def test_the_space_of_a_batch_is_guessed_from_its_shape() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "kind", "features"),
+    [
+        ((3, 32, 32), "pixel", 1024),
+        ((1, 64, 64), "pixel", 4096),
+        ((1, 65, 64), "patch", 13 * 13),
+        ((3, 224, 224), "patch", 14 * 14),
+        ((3, 40, 300), "patch", 14 * 14),
+        ((1, 16, 16, 16), "voxel", 4096),
+        ((1, 64, 64, 64), "patch", 6 * 6 * 6),
+    ],
+)
+def test_many_pixels_make_patches(shape: tuple[int, ...], kind: str, features: int) -> None:
+    space = Space.of(torch.zeros(1, *shape))
+    assert (space.kind, space.n_features) == (kind, features)
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Space("pixle", (2,), 2, torch.arange(2)), "'pixle' is unknown"),

@@ -560,6 +560,21 @@ def test_a_series_with_time_first_is_noticed(net: nn.Module) -> None:
     assert task.space.n_features == 9
 
 
+def test_photos_get_patches_and_say_so() -> None:
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 3)).eval()
+    photos, shape = torch.rand(2, 3, 70, 112), (3, 70, 112)
+    with pytest.warns(VeridicalWarning, match=r"70 x 112 pixels.* by 196 patches.*space=vd.Space") as said:
+        task = vd.Task(net, photos)
+    assert "196 patch features" in repr(task)
+    assert [note.filename for note in said] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert vd.Task(net, photos, space=Space.pixels(shape)).space.n_features == 70 * 112
+        vd.Task(net, photos, space=Space.patches(shape, 8))
+        vd.Task(net, photos[..., :32, :32])
+        task[:1].with_inputs(photos[:1])
+
+
 @pytest.mark.parametrize("rows", [torch.rand(2, 4, 9), torch.rand(2, 4, 4)])
 def test_a_series_with_time_last_is_not_doubted(rows: Tensor) -> None:
     with warnings.catch_warnings():

@@ -33,6 +33,10 @@ KINDS = (
     "unit",
     "element",
 )
+MANY_PIXELS = 64 * 64
+"""The most pixels, or voxels, that are features each unless a task says otherwise."""
+PATCHES_A_SIDE = {3: 14, 4: 6}
+"""How many patches along each side an image, or a volume, with more of them is cut into, by its axes."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -241,8 +245,15 @@ class Space:
 
     @classmethod
     def of(cls, inputs: Tensor) -> Space:
-        """Guess the space of a batch: images have pixels, series steps, integer rows tokens, rows columns."""
+        """Guess the space of a batch: images have pixels, series steps, integer rows tokens, rows columns.
+
+        An image of more than 4,096 pixels is cut into about 14 x 14 patches, a volume of more voxels into
+        6 x 6 x 6: one pixel of a photo decides nothing, and to remove each takes tens of thousands of rows.
+        """
         shape = tuple(inputs.shape[1:])
+        if len(shape) in PATCHES_A_SIDE and prod(shape[1:]) > MANY_PIXELS:
+            across = PATCHES_A_SIDE[len(shape)]
+            return cls.patches(shape, tuple(-(-side // across) for side in shape[1:]))
         if len(shape) == 4:
             return cls.voxels(shape)
         if len(shape) == 3:

@@ -13,16 +13,13 @@ import torch
 from torch import Tensor
 
 from veridical.core.files import check_limit
-from veridical.core.space import Space
 from veridical.data.files import IMAGE_SUFFIXES, Examples, require, some_rows
 from veridical.data.model_files import LoadedModel
-from veridical.errors import FormatError, InputError, VeridicalError, VeridicalWarning
+from veridical.errors import FormatError, InputError, VeridicalError, warn
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MANY_PIXELS = 64 * 64
-PATCHES_A_SIDE = 14
 Channels = float | Sequence[float]
 
 
@@ -133,14 +130,6 @@ def image_rule(path: Path) -> dict[str, Any]:
         raise FormatError(f"{path} does not say how images are prepared: {error!r}") from error
 
 
-def image_space(shape: Sequence[int]) -> Space:
-    """Pixels, or about 14 patches per side where there are many: one pixel of a photo decides nothing."""
-    height, width = shape[-2:]
-    if height * width <= MANY_PIXELS:
-        return Space.pixels(shape)
-    return Space.patches(shape, (-(-height // PATCHES_A_SIDE), -(-width // PATCHES_A_SIDE)))
-
-
 # --- readers of a model's images ------------------------------------------------------------------------
 
 RULE_FILE = "preprocessor_config.json"
@@ -179,11 +168,9 @@ def rule_for(model: LoadedModel, given: dict[str, Any] | None) -> ImageReader:
         return ImageReader(image_rule(beside))
     shape: Sequence[Any] = model.model.inputs[0].shape if model.kind == "onnx" else ()
     if len(shape) == 4 and all(isinstance(n, int) for n in shape[1:]) and shape[1] in (1, 3):
-        warnings.warn(
+        warn(
             f"images are given to the model as values from 0 to 1; if it wants others, put a {RULE_FILE} "
-            "beside it",
-            VeridicalWarning,
-            stacklevel=4,
+            "beside it"
         )
         return ImageReader({"size": (shape[2], shape[3]), "channels": shape[1]})
     raise InputError(
@@ -210,10 +197,6 @@ def some_references(reference: Examples) -> tuple[list[Path], list[str] | None]:
     """The images of a folder of reference rows and their classes: all, or as many as memory should hold."""
     kept = some_rows(reference.count, MAX_REFERENCES, 0).tolist()
     if len(kept) < reference.count:
-        warnings.warn(
-            f"{MAX_REFERENCES} of the {reference.count} reference images are used, a fixed random choice",
-            VeridicalWarning,
-            stacklevel=5,
-        )
+        warn(f"{MAX_REFERENCES} of the {reference.count} reference images are used, a fixed random choice")
     names = reference.arrays.get("labels")
     return [reference.rows[i] for i in kept], None if names is None else [names[i] for i in kept]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from veridical.core.space import Space
 from veridical.data.files import Examples, read_arrays, read_examples, some_rows
 from veridical.data.huggingface import ImageClassifier, TextReader, TokenClassifier, read_classifier
-from veridical.data.images import ImageReader, image_space, read_masks, rule_for, some_references
+from veridical.data.images import ImageReader, read_masks, rule_for, some_references
 from veridical.data.model_files import HUB, Kind, LoadedModel, load_model
 from veridical.data.onnx_models import OnnxFunction
 from veridical.data.prompt_files import from_prompts, is_language_model
@@ -33,7 +33,7 @@ from veridical.data.tables import (
     texts_of,
     word_rows,
 )
-from veridical.errors import InputError, ShapeError, VeridicalWarning
+from veridical.errors import InputError, ShapeError, VeridicalWarning, warn
 from veridical.models.dataframes import FrameCodec
 from veridical.models.embeddings import embedding_layer
 from veridical.models.estimators import class_names, column_names, is_estimator, one_target
@@ -282,7 +282,7 @@ def _from_images(
     labels = Labels.of(names, None if names is None else train_names, names=request.classes)
     rows = reader.pixels(files)
     train = None if known is None else reader.pixels(known)
-    return request.task(loaded.model, rows, train, labels, space=image_space(rows.shape[1:]), **defaults)
+    return request.task(loaded.model, rows, train, labels, **defaults)
 
 
 def _from_arrays(loaded: LoadedModel, request: Request, **defaults: Any) -> Task:
@@ -319,11 +319,9 @@ def _as_numbers(rows: Any, model: Any) -> Tensor:
     if tensor.is_floating_point() or tokens:
         return tensor
     if tensor.dtype == torch.uint8 and tensor.dim() > 2:
-        warnings.warn(
+        warn(
             "the inputs are bytes and reach the model as the numbers 0 to 255; if it was trained on others, "
-            "scale them in the file",
-            VeridicalWarning,
-            stacklevel=4,
+            "scale them in the file"
         )
     return tensor.float()
 
@@ -376,9 +374,7 @@ def _known_columns(frame: pd.DataFrame, features: list[str] | None, label: Any) 
         )
     spare = [str(name) for name in frame.columns if name not in features and name != label]
     if spare:
-        warnings.warn(
-            f"columns {spare} are left out: the model was not fitted on them", VeridicalWarning, stacklevel=4
-        )
+        warn(f"columns {spare} are left out: the model was not fitted on them")
     return frame[[*features, *([label] if label in frame.columns else [])]]
 
 
@@ -426,7 +422,7 @@ def _from_folder(loaded: LoadedModel, request: Request) -> Task:
         return _from_images(loaded, request, reader, head=head)
     if data.kind == "table" or isinstance(data.rows, list) or is_text(data.rows):
         raise InputError("the model classifies images; give a folder of them or an array (N, channels, H, W)")
-    return _from_arrays(loaded, request, head=head, space=image_space(data.rows.shape[1:]))
+    return _from_arrays(loaded, request, head=head)
 
 
 # --- models that answer probabilities -------------------------------------------------------------------
@@ -463,10 +459,8 @@ def _on_logit_scale(make: Callable[..., Task]) -> Task:
         found = task.head == "binary" and len(task) >= 8 and bool(((single >= 0) & (single <= 1)).all())
     if not found:
         return task
-    warnings.warn(
+    warn(
         "the model answers probabilities; they are read on the scale of logits (as their logarithms), so "
-        "that responses are those probabilities and not a second softmax of them",
-        VeridicalWarning,
-        stacklevel=3,
+        "that responses are those probabilities and not a second softmax of them"
     )
     return make(output=log_odds if task.head == "binary" else log_probabilities)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from veridical.core.key import name_id
 from veridical.core.space import Space
-from veridical.errors import InputError, ShapeError, VeridicalWarning
+from veridical.errors import InputError, ShapeError, warn
 from veridical.models.dataframes import FrameCodec, is_frame
 from veridical.models.predictor import Side
 
@@ -121,11 +120,9 @@ def home_of(model: Any, device: torch.device | str | None) -> tuple[torch.device
         )
     dtype = held[0].dtype if held else None
     if dtype in (torch.float16, torch.bfloat16):
-        warnings.warn(
+        warn(
             f"the model computes in {dtype}, which tells responses apart to about three digits; ties are "
-            "counted on that grid. model.float() gives sharper scores",
-            VeridicalWarning,
-            stacklevel=3,
+            "counted on that grid. model.float() gives sharper scores"
         )
     return home or as_device(device or "cpu"), dtype
 
@@ -278,17 +275,28 @@ def targets_of(targets: Any, rows: int, outputs: int, place: torch.device, class
     return tensor.to(device=place, dtype=torch.int64)
 
 
+def say_patches(space: Space) -> None:
+    """Say that the features of an image are patches where nobody chose them."""
+    if space.kind != "patch":
+        return
+    shape = space.input_shape
+    sides, kind = " x ".join(map(str, shape[1:])), "pixels" if len(shape) == 3 else "voxels"
+    warn(
+        f"inputs of {sides} {kind} are explained by {space.n_features} patches; choose others with "
+        f"space=vd.Space.patches({shape}, size), or vd.Space.{kind}({shape}) for each by itself, which takes "
+        "methods that remove features many more rows"
+    )
+
+
 def look_for_channels_last(rows: Tensor) -> None:
     """Warn where images seem to have their channels last: features would be columns of pixels."""
     if rows.dim() != 4:
         return
     high, wide, last = rows.shape[1:]
     if high == wide > 4 and last in (1, 3, 4):
-        warnings.warn(
+        warn(
             f"inputs of shape {tuple(rows.shape)} are read as images of {high} channels and {wide} x {last} "
-            "pixels; if channels come last, turn them: inputs.permute(0, 3, 1, 2). space= confirms them",
-            VeridicalWarning,
-            stacklevel=4,
+            "pixels; if channels come last, turn them: inputs.permute(0, 3, 1, 2). space= confirms them"
         )
 
 
@@ -307,11 +315,9 @@ def look_for_time_first(rows: Tensor, module: nn.Module) -> None:
         else:
             continue
         if turned:
-            warnings.warn(
+            warn(
                 f"inputs of shape {tuple(rows.shape)} are read as series of {first} channels and {last} "
                 f"steps, but '{name}' ({type(layer).__name__}) takes {last} values at each step; where time "
-                f"comes first, say so: space=vd.Space.steps({(first, last)}, time_axis=0)",
-                VeridicalWarning,
-                stacklevel=4,
+                f"comes first, say so: space=vd.Space.steps({(first, last)}, time_axis=0)"
             )
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from veridical.core.facts import fact
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.core.space import Space
-from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, VeridicalWarning
+from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, warn
 from veridical.models.adapters import adapt, readapted
 from veridical.models.dataframes import FrameCodec, as_pandas, is_frame
 from veridical.models.embeddings import TOKEN_IDS, EmbeddingView, embedding_layer
@@ -42,6 +41,7 @@ from veridical.values.input_checks import (
     look_for_time_first,
     masks_of,
     sample_digests,
+    say_patches,
     side_of,
     targets_of,
     tensor_of,
@@ -83,7 +83,8 @@ class Task:
     masks : Tensor, optional
         Which elements or features belong to the object, for localisation metrics.
     space : Space, optional
-        What a feature is; by default pixels, steps, tokens or columns.
+        What a feature is; by default steps, tokens, columns or pixels, of images with more than 4,096
+        pixels about 14 x 14 patches.
     fill : Fill, str, float or callable, optional
         What takes the place of a removed feature.
     train : Tensor, array, data frame, or pair with labels, optional
@@ -221,11 +222,9 @@ class Task:
         )
         source = Snapshot(module, copy, module is not model, model)
         if module is model and any(map(trains, module.modules())) and behaves_otherwise(module):
-            warnings.warn(
+            warn(
                 "the model is in training mode, where dropout or batch normalisation make its outputs "
-                "random; it is evaluated in eval mode here, and stays as it is",
-                VeridicalWarning,
-                stacklevel=2,
+                "random; it is evaluated in eval mode here, and stays as it is"
             )
         put["head"], put["n_outputs"], plan, put["moves"] = first_outputs(
             source, raw, rows[:2], take_side(self.side, slice(0, 2)), plan, head or implied
@@ -235,6 +234,7 @@ class Task:
         names = None if codec is None else codec.columns
         if space is None:
             space = Space.columns(rows.shape[1], names) if codec else Space.of(rows)
+            say_patches(space)
             look_for_channels_last(rows)
             look_for_time_first(rows, module)
         put["space"] = checked_space(space, rows).to(place)
@@ -481,11 +481,9 @@ class Task:
         predictor = self.predictor
         noise = NoiseSource(predictor.source.module, layer)
         if sigma > 0 and not self._noise_reaches_outputs(layer):
-            warnings.warn(
+            warn(
                 "weight noise changes no output of this model: its forward pass does not use the parameters "
-                "that torch lists for it",
-                VeridicalWarning,
-                stacklevel=2,
+                "that torch lists for it"
             )
         return self.with_weights(Noisy(noise, key, step * sigma, predictor.weights))
 
