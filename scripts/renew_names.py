@@ -64,13 +64,14 @@ def written(found: dict[str, tuple[str, str]]) -> str:
 
 def main() -> None:
     """Write the table, or compare it."""
-    path = Path(vd.__file__).parent / "core" / "names.py"
-    text = written(table())
+    path, found = Path(vd.__file__).parent / "core" / "names.py", table()
+    changed = sorted({module for module, _ in found.items() ^ names.TABLE.items()})
     if "--check" in sys.argv:
-        if table() != names.TABLE:
+        if changed:
             raise SystemExit("core/names.py is out of date; run python -m scripts.renew_names")
         return
-    path.write_text(text)
+    path.write_text(written(found))
+    print(f"{path} was renewed: {', '.join(changed)}" if changed else f"{path} is up to date")
 
 
 if __name__ == "__main__":
