@@ -93,7 +93,7 @@ USUAL_MASKS = 512
 """Masked inputs that methods which draw evaluate of a sample unless told otherwise."""
 
 
-def some_of(features: int, least: int, most: int) -> int:
+def usual_repeats(features: int, least: int, most: int) -> int:
     """How often every feature is changed to make the usual number of masked inputs, between two bounds."""
     return min(most, max(least, USUAL_MASKS // features))
 
@@ -313,7 +313,7 @@ class PermutationImportance(Explainer):
 
     def taken(self, task: Task) -> Marginal:
         """The reference rows whose values a feature takes."""
-        return Marginal(some_of(task.space.n_features, 4, 16) if self.rows is None else self.rows)
+        return Marginal(usual_repeats(task.space.n_features, 4, 16) if self.rows is None else self.rows)
 
     def rows_per_sample(self, task: Task) -> int:
         return self.taken(task).repeats_on(task) * task.space.n_features

@@ -15,7 +15,7 @@ from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, register
 from veridical.explainers.diagnostics import record_split_half
 from veridical.explainers.layout import Cells, few_cells, grid_cells
-from veridical.explainers.occlusion import ReadsCells, coin_masks, responses_to, some_of
+from veridical.explainers.occlusion import ReadsCells, coin_masks, responses_to, usual_repeats
 from veridical.explainers.surrogates import sample_blocks
 from veridical.models.context import Context
 from veridical.models.predictor import check_finite, repeat_side, take_side
@@ -234,7 +234,7 @@ class Sobol(_Indices):
 
     def draws_for(self, features: int) -> int:
         """How often the coins of so many features, or cells, are drawn."""
-        return some_of(features + 1, 8, 32) if self.draws is None else self.draws
+        return usual_repeats(features + 1, 8, 32) if self.draws is None else self.draws
 
     def masks_of(self, features: int) -> int:
         return self.draws_for(features) * (features + 1)
