@@ -64,7 +64,14 @@ def gef() -> None:
 def gef_path(task: vd.Task) -> None:
     found = vd.gef.FastGEF().noise_path(task)
     figure, (ax,) = panels(1, 5.0)
-    ax.plot(found.searched, found.agreement, "o", color=COLOURS[5], markersize=4, label="mean at a level")
+    ax.plot(
+        found.searched,
+        found.agreement,
+        "o",
+        color=COLOURS[5],
+        markersize=4,
+        label="noisy models of one level",
+    )
     ax.plot(found.searched, found.fitted, color=COLOURS[0], label="fitted curve")
     ax.axhline(LEFT, color="0.5", linestyle=":", label="a tenth is left")
     ax.axvline(found.sigma_max, color=COLOURS[1], label=f"end of the path, {found.sigma_max:.1f}")

@@ -103,6 +103,15 @@ def study(name: str, seeds: int, samples: int) -> dict[str, Any]:
     return out
 
 
+def rounded(value: Any) -> Any:
+    """The same plain data with four digits behind the point."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
 def main() -> None:
     """Write one JSON, as soon as each task is done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -118,8 +127,9 @@ def main() -> None:
         ratios = {rule: round(own[rule]["largest over smallest"], 2) for rule in ("fitted", "published")}
         pairs = {rule: round(own[rule]["disjoint pairs"], 3) for rule in ("fitted", "published")}
         print(name, "largest over smallest", ratios, "disjoint", pairs, own["seconds"], "s", flush=True)
-        text = json.dumps({"seeds": given.seeds, "samples": given.samples, "tasks": found}, indent=1)
-        (given.out / "path.json").write_text(text + "\n")
+        lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(rounded(own))}" for name, own in found.items())
+        text = f'{{"seeds": {given.seeds}, "samples": {given.samples}, "tasks": {{\n{lines}\n}}}}\n'
+        (given.out / "path.json").write_text(text)
 
 
 if __name__ == "__main__":

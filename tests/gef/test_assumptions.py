@@ -118,3 +118,19 @@ def test_layers_in_groups_end_at_the_same_model() -> None:
     for all_steps, some in zip(whole.layers, grouped.layers, strict=True):
         assert torch.equal(all_steps.distortion[..., [1, 3]], some.distortion)
     assert torch.equal(whole.sensitivity_fails, grouped.sensitivity_fails)
+
+
+def test_thresholds_of_the_definitions_may_be_given() -> None:
+    torch.manual_seed(0)
+    small = vd.Task(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(12, 6))
+    settings = {"levels": 4, "draws": 2, "mask_steps": 2, "search_draws": 20}
+    plain = vd.gef.assumptions(small, **settings)
+    given = vd.gef.assumptions(small, **settings, alpha=plain.noise.levels[1], epsilon=0.05)
+    moved = given.noise.distortion > 0.05
+    assert torch.equal(given.robustness_fails[..., :2], moved[..., :2])
+    assert not bool(given.robustness_fails[..., 2:].any())
+    assert torch.equal(given.sensitivity_fails, given.layers[0].distortion[..., -1] <= 0.05)
+    assert "D_f is beyond 0.05" in repr(given)
+    assert "at least 95% keep theirs" in repr(plain)
+    with pytest.raises(vd.errors.InputError, match="alpha is a finite number above 0"):
+        vd.gef.assumptions(small, alpha=-1.0)

@@ -335,11 +335,11 @@ def test_bad_settings_are_refused() -> None:
     for kind, form in ((GEF, "slow"), (GEF, "fast"), (FastGEF, "arc"), (FastGEF, "reference")):
         with pytest.raises(vd.errors.InputError, match="'fast' is that of FastGEF"):
             kind(form=form)  # type: ignore[arg-type]
-    with pytest.raises(vd.errors.InputError, match="at least 3"):
-        FastGEF(levels=2)
+    with pytest.raises(vd.errors.InputError, match="at least 2"):
+        FastGEF(levels=1)
     for name in ("levels", "draws", "steps", "output_draws"):
         for value in (0, -1, 2.5, True):
-            with pytest.raises(vd.errors.InputError, match=f"{name} is a whole number|at least 3"):
+            with pytest.raises(vd.errors.InputError, match=f"{name} is a whole number|at least 2"):
                 FastGEF(**{name: value})  # type: ignore[arg-type]
     for noise in (-1.0, float("nan"), float("inf")):
         with pytest.raises(vd.errors.InputError, match="output_noise is a finite number from 0"):
@@ -353,3 +353,53 @@ def test_bad_settings_are_refused() -> None:
         FastGEF(path=("a", "b", "c"))  # type: ignore[arg-type]
     with pytest.raises(vd.errors.InputError, match="finished map"):
         vd.score("fast_gef", tiny_task("table"), torch.rand(9, 6))
+
+
+def test_two_levels_give_one_or_minus_one() -> None:
+    """Figure A.1 A begins at Z = 2."""
+    scores = vd.score(FastGEF(levels=2, draws=3, path="published"), tiny_task("table", 16), "gradient")
+    by_draw = scores.details["by_draw"]
+    assert bool(((by_draw.abs() == 1) | (by_draw == 0)).all())
+    assert bool(scores.values.isfinite().all())
+
+
+def test_distance_and_correlation_may_be_functions() -> None:
+    task = tiny_task("table", 6)
+    settings = {"draws": 2, "path": (0.1, 0.4, 0.8)}
+
+    def apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a - b).square().sum(-1).sqrt()
+
+    def slope(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
+        return (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
+
+    ours = vd.score(FastGEF(correlation="pearson", **settings), task, "gradient")
+    own = vd.score(FastGEF(distance=apart, correlation=slope, **settings), task, "gradient")
+    assert torch.allclose(ours.values, own.values)
+    known = torch.tensor([[[True, True, True]], [[True, False, True]]])
+    x, y = torch.rand(2, 1, 3).double(), torch.rand(2, 1, 3).double()
+    some = FastGEF(correlation=slope).correlate(x, y, known)
+    assert float(some[0, 0]) == pytest.approx(float(slope(x[0], y[0])))
+    assert abs(float(some[1, 0])) == pytest.approx(1.0)
+    with pytest.raises(vd.errors.ShapeError, match="one number per sample"):
+        vd.score(FastGEF(distance=lambda a, b: a - b, **settings), task, "gradient")
+
+
+def test_quadrants_count_where_both_stay_or_move() -> None:
+    task = tiny_task("table", 6)
+    scores = vd.score(FastGEF(draws=2, path=(0.1, 0.4, 0.8)), task, "gradient")
+    model, explanation = (scores.details[f"{w}_distortion"] for w in ("model", "explanation"))
+    table = vd.gef.quadrants(scores, 0.2, 0.5)
+    counted = {"tp": 0, "tn": 0, "fp": 0, "fn": 0}
+    for n in range(6):
+        for m in range(2):
+            f, phi = float(model[n, m, 1]) > 0.2, float(explanation[n, m, 1]) > 0.5
+            counted["tn" if f and phi else "fp" if f else "fn" if phi else "tp"] += 1
+    assert {name: table.loc[1, name] * 12 for name in counted} == pytest.approx(counted)
+    assert (table.aligned == table.tp + table.tn).all()
+    assert (table.tp + table.tn + table.fp + table.fn).tolist() == pytest.approx([1.0] * 3)
+    half = vd.gef.quadrants(scores)
+    assert float((half.tp + half.fn).mean()) == pytest.approx(0.5, abs=0.1)
+    with pytest.raises(vd.errors.InputError, match="not of GEF"):
+        vd.gef.quadrants(vd.score("sparseness", task, "gradient"))

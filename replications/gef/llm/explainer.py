@@ -18,6 +18,14 @@ from veridical.explainers import Explainer
 from veridical.models.context import Context
 from veridical.values.task import Task
 
+
+def _in_other_order(text: str, key: Key, digest: Tensor) -> str:
+    """The words of a text in an order that is the same under all noise."""
+    words = text.split()
+    order = keyed.permutation(key, digest[None], 0, len(words))[0].tolist()
+    return " ".join(words[place] for place in order)
+
+
 MARKS = ("##", "Ġ", "▁", "Ċ")
 """How sub-word tokenizers mark a piece inside, or at the start of, a word."""
 
@@ -48,6 +56,8 @@ class LLMx(Explainer):
     """Tokens that the language model is asked for."""
     tokenizer: Any = None
     """The classifier's own; None compares words with the tokens' names."""
+    shuffled: bool = False
+    """Whether the words of a text are given in another order, drawn by the key (section 4 of the paper)."""
     name: ClassVar[str] = "llm_x"
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "tokens named by a language model that knows the classifier's certainty"
@@ -71,6 +81,7 @@ class LLMx(Explainer):
             "about": self.about,
             "labels": list(self.labels),
             "k": self.k,
+            "shuffled": self.shuffled,
             "tokenizer": None if self.tokenizer is None else type(self.tokenizer).__qualname__,
         }
 
@@ -87,9 +98,13 @@ class LLMx(Explainer):
         unperturbed = task.reference is task or task.noise_share == 0
         before = after if unperturbed else self._certainty(task, task.reference.outputs)
         wordings = keyed.integers(key / "wording", task.draw_ids, 0, 1, WORDINGS)[:, 0].tolist()
-        rows = zip(
-            self._texts(task), task.targets.tolist(), before.tolist(), after.tolist(), wordings, strict=True
-        )
+        texts = self._texts(task)
+        if self.shuffled:
+            texts = [
+                _in_other_order(text, key / "order", one)
+                for text, one in zip(texts, task.draw_ids, strict=True)
+            ]
+        rows = zip(texts, task.targets.tolist(), before.tolist(), after.tolist(), wordings, strict=True)
         return [
             build_prompt(text, self.about, self.labels, target, p, q, task.noise_share, self.k, wording)
             for text, target, p, q, wording in rows

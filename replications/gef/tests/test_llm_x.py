@@ -243,6 +243,15 @@ def test_another_seed_words_it_otherwise() -> None:
     assert explainer.prompts(task, vd.core.Key(0)) != explainer.prompts(task, vd.core.Key(1))
 
 
+def test_the_order_of_the_words_may_vary_and_the_words_do_not() -> None:
+    task = spam_task()
+    texts = [llm(str, shuffled=shuffled).prompts(task) for shuffled in (False, True)]
+    told = [[prompt.split("Text: ")[1].split("\n\n")[0].split() for prompt in each] for each in texts]
+    assert told[0] != told[1]
+    assert [sorted(words) for words in told[0]] == [sorted(words) for words in told[1]]
+    assert texts[1] == llm(str, shuffled=True).prompts(task)
+
+
 def test_settings_are_plain_and_mistakes_are_told() -> None:
     json.dumps(llm(Endpoint("http://localhost:1/v1", "m")).to_json())
     with pytest.raises(vd.errors.NotApplicableError, match="3 labels"):

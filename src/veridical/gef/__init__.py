@@ -6,7 +6,7 @@ from veridical.gef.metric import GEF, FastGEF, gef_score
 from veridical.gef.model_assumptions import Assumptions, assumptions
 from veridical.gef.noise_path import NoisePath, find_path
 from veridical.gef.perturbation_log import PerturbationLog, incomplete, log_weight_noise
-from veridical.gef.plots import plot_path, plot_scores_by_explainer
+from veridical.gef.plots import plot_path, plot_scores_by_explainer, quadrants
 from veridical.gef.visualisation import (
     FeatureVisualisation,
     Maco,
@@ -41,6 +41,7 @@ __all__ = [
     "plot_classes",
     "plot_path",
     "plot_scores_by_explainer",
+    "quadrants",
     "visualise",
     "with_draws_for",
 ]

@@ -250,7 +250,8 @@ def at_neuron(task: Task, layer: str, unit: int, axis: int = 1) -> Task:
 
     `axis` says where the layer's output counts its units: 1 for channels of a convolution, -1 for the
     features of a transformer block. Activations are real numbers, so the task is a regression: its noise path
-    ends where the rank correlation with the unperturbed activations is a tenth.
+    ends where the rank correlation with the unperturbed activations, the mean over the layer's units, is a
+    tenth.
 
     Parameters
     ----------

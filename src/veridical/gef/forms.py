@@ -17,7 +17,7 @@ from torch import Tensor
 
 from veridical.core.key import Key
 from veridical.core.space import Space
-from veridical.errors import InputError
+from veridical.errors import InputError, ShapeError
 from veridical.explainers import Explainer
 from veridical.functional import cosine_distance, euclidean, has_spread, rms_normalise, round_to_grid
 from veridical.gef.map_checks import MapChecks
@@ -186,9 +186,19 @@ class Run:
 
     def between(self, a: Tensor, b: Tensor) -> Tensor:
         """The distance between two maps; NaN where one of them is missing."""
-        if self.metric.distance == "euclidean":
-            return euclidean(a, b, where=self.space.valid)
-        apart = cosine_distance(a, b, where=self.space.valid)
+        own, valid = self.metric.distance, self.space.valid
+        if own == "euclidean":
+            return euclidean(a, b, where=valid)
+        if isinstance(own, str):
+            apart = cosine_distance(a, b, where=valid)
+        else:
+            a, b = (each if valid is None else torch.where(valid, each, 0.0) for each in (a, b))
+            apart = own(a, b).double()
+            if apart.shape != a.shape[:1]:
+                raise ShapeError(
+                    f"distance={own!r} gave {tuple(apart.shape)} for two sets of maps {tuple(a.shape)}; it "
+                    f"gives one number per sample, ({len(a)},)"
+                )
         # to which a missing map beside one of zeros is as far as can be
         return torch.where((a.isnan() | b.isnan()).any(-1), torch.nan, apart)
 

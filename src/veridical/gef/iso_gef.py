@@ -168,7 +168,7 @@ class IsoSigma(GEF):
 
     def _outcome(self, path: NoisePath, found: Distortions) -> Outcome:
         plain = super()._outcome(path, found)
-        own = spearman if self.correlation == "spearman" else pearson
+        own = self.correlate
         model, explanation = (plain.details[f"{what}_distortion"] for what in ("model", "explanation"))
         values = iso_sigma(model, explanation, own)
         each = zip(model.split(1, -1), explanation.split(1, -1), strict=True)

@@ -29,10 +29,13 @@ from veridical.models.weights import Noise, NoiseSource
 from veridical.values.scores import BY_DRAW, Curve, Direction, Scores
 from veridical.values.task import Task
 
-Distance = Literal["euclidean", "cosine"]
+Distance = Literal["euclidean", "cosine"] | Callable[[Tensor, Tensor], Tensor]
+Correlation = Literal["spearman", "pearson"] | Callable[[Tensor, Tensor], Tensor]
 ModelDistance = Literal["logit", "outputs"]
-MIN_LEVELS = 3
-"""Levels that a correlation needs."""
+MIN_LEVELS = 2
+"""Levels that a correlation needs; of two it is 1 or -1."""
+KNOWN_LEVELS = 3
+"""Levels with an explanation that a draw needs where the path has as many."""
 ZERO = 1e-6
 """Of the length of a map: a smaller movement is none."""
 WEAK_FIT = 0.1
@@ -71,11 +74,11 @@ class GEF(ExplainerMetric):
     output_noise: NotNegative = 1e-3
     """Standard deviation of that noise."""
     distance: Distance = "euclidean"
-    """Between two maps; cosine is for sparse codes."""
+    """Between two maps; cosine is for sparse codes, and a function takes two sets of maps (N, V)."""
     model_distance: ModelDistance = "logit"
     """How far the model moved: at the explained output, or over all outputs."""
-    correlation: Literal["spearman", "pearson"] = "spearman"
-    """Of the two distortions over the levels."""
+    correlation: Correlation = "spearman"
+    """Of the two distortions over the levels; a function takes two sets of rows (R, Z), and gives (R,)."""
     normalise: bool = True
     """Whether maps are divided by their root mean square before they are compared."""
     mean_then_correlate: bool = False
@@ -256,8 +259,20 @@ class GEF(ExplainerMetric):
         """The noise levels of one draw."""
         return path.of_draw(draw, self.draws)
 
+    def correlate(self, x: Tensor, y: Tensor, where: Tensor | None = None) -> Tensor:
+        """The correlation of two distortions (..., Z) over the levels that count."""
+        if isinstance(self.correlation, str):
+            return CORRELATIONS[self.correlation](x, y, where)
+        if where is None or bool(where.all()):
+            return self.correlation(x.flatten(0, -2), y.flatten(0, -2)).reshape(x.shape[:-1]).double()
+        rows = zip(x.flatten(0, -2), y.flatten(0, -2), where.flatten(0, -2), strict=True)
+        each = [self.correlation(a[kept][None], b[kept][None]).reshape(()).double() for a, b, kept in rows]
+        return torch.stack(each).reshape(x.shape[:-1])
+
     def _nothing(self, size: Tensor) -> Tensor:
         """What counts as no movement for a map of this length: 1e-6 of it, as each form measures."""
+        if not isinstance(self.distance, str):
+            return torch.zeros_like(size)  # in units that nobody knows
         if self.form in ("fast", "arc") and self.distance == "cosine":
             return torch.full_like(size, ZERO**2 / 2)
         return (ZERO * size) ** {"fast": 1, "arc": 1, "jacobian": 2, "reference": 4}[self.form]
@@ -273,11 +288,12 @@ class GEF(ExplainerMetric):
         compared = model, explanation
         if self.mean_then_correlate:
             compared = model.nanmean(1, keepdim=True), explanation.nanmean(1, keepdim=True)
-        score, degenerate, empty = gef_score(*compared, CORRELATIONS[self.correlation])
-        by_draw = draw_scores(*compared, CORRELATIONS[self.correlation])[0]
+        score, degenerate, empty = gef_score(*compared, self.correlate)
+        by_draw = draw_scores(*compared, self.correlate)[0]
         known = None if complete else ~explanation.isnan()
         overflown = ~finite[..., 0].any(-1)
-        lost = ((~compared[1].isnan()).sum(-1) < MIN_LEVELS).all(-1) & ~overflown
+        few = min(KNOWN_LEVELS, model.shape[-1])
+        lost = ((~compared[1].isnan()).sum(-1) < few).all(-1) & ~overflown
         sigma = torch.tensor(path.levels, dtype=torch.float64, device=model.device).expand(model.shape)
         partial = partial_rank_correlation(model, explanation, sigma, known)
         details = {
@@ -292,7 +308,7 @@ class GEF(ExplainerMetric):
             "explanation_distortion": explanation,
         }
         there = ~compared[1].isnan()
-        flat = ~has_spread(compared[1], there) & (there.sum(-1) >= MIN_LEVELS) & degenerate[:, None]
+        flat = ~has_spread(compared[1], there) & (there.sum(-1) >= few) & degenerate[:, None]
         moved = compared[1].nan_to_num().amax(-1) > 0
         flags = {
             "the explanation does not move": (flat & ~moved).any(-1),
@@ -367,7 +383,8 @@ def draw_scores(
     if not complete:
         explanation = torch.where(model.isfinite().all(-1, keepdim=True), explanation, torch.nan)
     known = None if complete else ~explanation.isnan()
-    enough = known.sum(-1) >= MIN_LEVELS if known is not None else explanation.shape[-1] >= MIN_LEVELS
+    few = min(KNOWN_LEVELS, explanation.shape[-1])
+    enough = known.sum(-1) >= few if known is not None else explanation.shape[-1] >= MIN_LEVELS
     still = ~has_spread(explanation, known) & enough
     kept = has_spread(model, known) & enough
     each = torch.where(still, 0.0, correlation(model, explanation, known))

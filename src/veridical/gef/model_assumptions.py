@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
-from veridical.core.allowed import Count
+from veridical.core.allowed import Count, Positive, Share
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.core.space import Space
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["noise", "layers", "masking"]
 KEEPING = 0.95
-"""The share of classes that is kept where noise is called weak."""
+"""The share of classes that is kept where noise is called weak, unless a strength says what is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +77,24 @@ class Assumptions:
     """How often a class would be the same by luck."""
     cost: Cost
     """Rows asked."""
+    alpha: float | None = None
+    """Noise is weak up to this strength; None: where enough classes are kept."""
+    epsilon: float | None = None
+    """The model moved where D_f is beyond this; None: where the class is another one."""
+    keeping: float = KEEPING
+    """The share of classes that is kept under weak noise."""
+
+    def moved(self, response: Response) -> Tensor:
+        """Where the model moved (N, draws, levels)."""
+        return response.changed if self.epsilon is None else response.distortion > self.epsilon
+
+    @property
+    def weak(self) -> Tensor:
+        """At which levels of which draws (draws, levels) the noise is weak."""
+        if self.alpha is None:
+            return 1 - self.noise.changed.double().mean(0) >= self.keeping
+        few = torch.tensor([level <= self.alpha for level in self.noise.levels])
+        return few.to(self.noise.changed.device).expand(self.noise.changed.shape[1:])
 
     @property
     def responses(self) -> tuple[Response, ...]:
@@ -84,13 +102,13 @@ class Assumptions:
 
     @property
     def robustness_fails(self) -> Tensor:
-        """Where a class changes at a level at which at least 95% keep theirs (N, draws, levels)."""
-        return self.noise.changed & (1 - self.noise.changed.double().mean(0) >= KEEPING)
+        """Assumption 1: where the model moved although the noise is weak (N, draws, levels)."""
+        return self.moved(self.noise) & self.weak
 
     @property
     def sensitivity_fails(self) -> Tensor:
-        """Where the class is the same after all layers were randomised (N, draws)."""
-        return ~self.layers[0].changed[..., -1]
+        """Assumption 2: where the model did not move although all layers were randomised (N, draws)."""
+        return ~self.moved(self.layers[0])[..., -1]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per perturbation and assumption: how many of the cases fail."""
@@ -104,11 +122,13 @@ class Assumptions:
         return pd.DataFrame(counted, columns=names)
 
     def __repr__(self) -> str:
+        moved = "a class changes" if self.epsilon is None else f"D_f is beyond {self.epsilon:g}"
+        weak = f"at which at least {self.keeping:.0%} keep theirs"
+        weak = weak if self.alpha is None else f"of {self.alpha:g} or less"
         head = (
             f"Assumptions about a model, observed on {len(self.noise.changed)} samples. Robustness fails "
-            f"where a class changes at a noise level at which at least {KEEPING:.0%} keep theirs, "
-            "sensitivity where it is the same after all layers were randomised (by luck alone in "
-            f"{self.chance:.1%}), "
+            f"where {moved} at a noise level {weak}, sensitivity where that is not so after all layers were "
+            f"randomised (a class stays by luck alone in {self.chance:.1%}), "
             "monotonicity where more perturbation moved the model less:"
         )
         return f"{head}\n{self.to_frame().round(3).to_string(index=False)}"
@@ -124,6 +144,9 @@ def assumptions(
     seed: int = 0,
     search_draws: Count = 400,
     layer_steps: Count | None = None,
+    alpha: Positive | None = None,
+    epsilon: Positive | None = None,
+    keeping: Share = KEEPING,
 ) -> Assumptions:
     """Observe a model under the perturbations that metrics use, and count where their assumptions fail.
 
@@ -150,6 +173,13 @@ def assumptions(
         Most draws while the path is looked for.
     layer_steps : int, optional
         Groups in which layers are randomised; by default one by one.
+    alpha : float, optional
+        Strength of noise up to which a model should stay (Definition 2); by default where most classes are
+        kept.
+    epsilon : float, optional
+        D_f beyond which the model moved (Assumptions 1 and 2); by default where the class is another one.
+    keeping : float
+        The share of classes that is kept under weak noise, where no `alpha` is given.
 
     Returns
     -------
@@ -178,7 +208,8 @@ def assumptions(
     )
     masking = tuple(under_masking(task, patches, mask_steps, draws, key / "masking"))
     cost = task.predictor.meter.cost - before
-    return Assumptions(noise, layers, masking, path, 1 / task.n_outputs, cost)
+    chance = 1 / task.n_outputs
+    return Assumptions(noise, layers, masking, path, chance, cost, alpha, epsilon, keeping)
 
 
 # --- the three kinds of perturbation --------------------------------------------------

@@ -168,7 +168,6 @@ def calibration_rows(task: Task) -> Task:
         return task[_chosen(task.draw_ids)]
     numbers = torch.arange(len(task.train), device=task.device)
     some = _chosen(numbers)
-    explained = task.targets.unique()
     return task.changed(
         alone=True,
         inputs=task.train[some],
@@ -177,7 +176,7 @@ def calibration_rows(task: Task) -> Task:
         draw_ids=numbers[some],
         labels=None,
         masks=None,
-        targets=explained[torch.arange(len(some), device=task.device) % len(explained)],
+        targets=torch.zeros(len(some), dtype=torch.int64, device=task.device),  # nothing is explained
     )
 
 
@@ -193,18 +192,18 @@ def agreement(task: Task, outputs: Tensor) -> float:
 
     Classes and labels: the share of predictions kept beyond that of equal predictions drawn at random
     (Cohen's kappa), so a model that collapses onto one class keeps nothing. Where all unperturbed predictions
-    are equal, chance is 1/C. A regression: Spearman's correlation with the unperturbed outputs. An answer
-    that is generated: the share of its tokens. NaN where an answer is not finite.
+    are equal, chance is 1/C. A regression: Spearman's correlation with the unperturbed outputs, the mean over
+    outputs, so that all units of a layer have one path. An answer that is generated: the share of its tokens.
+    NaN where an answer is not finite.
     """
     if not bool(outputs.isfinite().all()):
         return math.nan
     if task.head == "generation":
         return float(outputs[:, 1].double().mean())
     if task.head == "regression":
-        explained = task.targets.unique()
-        both = [round_to_grid(v[:, explained].T, task.predictor.rounding) for v in (task.outputs, outputs)]
-        # outputs that are all equal follow nothing
-        return float(spearman(*both).nan_to_num(0.0).mean())
+        both = [round_to_grid(each.T, task.predictor.rounding) for each in (task.outputs, outputs)]
+        # outputs that have become all equal follow nothing; those that were have nothing to follow
+        return float(spearman(*both).nan_to_num(0.0)[has_spread(both[0])].mean())
     clean, now = (predicted(task, each) for each in (task.outputs, outputs))
     classes = 2 if task.head == "multilabel" else task.n_outputs
     shares = [torch.bincount(each, minlength=classes) / len(each) for each in (clean, now)]
@@ -279,7 +278,8 @@ def _curve(x: Any, place: float, slope: float) -> Any:
 
 def _fitted(task: Task, models: PerturbedModels, draws: int, key: Key) -> dict[str, Any]:
     """Where the curve through the agreement of pairs of perturbed models comes down to a tenth."""
-    if task.head == "regression" and not bool(has_spread(task.outputs[:, task.targets.unique()].T).any()):
+    spread = has_spread(round_to_grid(task.outputs.T, task.predictor.rounding))
+    if task.head == "regression" and not bool(spread.any()):
         raise InputError(
             f"the model gives the same output for all {len(task)} rows on which its noise path would be "
             "searched, so noise cannot be seen to change their order; give a path (path=(0.1, 0.5, 1.0)), or "

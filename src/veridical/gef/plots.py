@@ -1,4 +1,4 @@
-"""GEF's pictures: distortions along the path, and scores by explainer."""
+"""GEF's pictures and its table of quadrants: distortions along the path, and scores by explainer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from veridical.plots import COLOURS, axes
 from veridical.values.scores import Scores
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 
@@ -23,6 +24,57 @@ def distortions(scores: Scores) -> tuple[Tensor, Tensor]:
     except KeyError:
         raise InputError(f"these are scores of '{scores.metric}', not of GEF") from None
     return model.mean(1).cpu(), explanation.nanmean(1).cpu()
+
+
+def quadrants(
+    scores: Scores, model_threshold: float | None = None, explanation_threshold: float | None = None
+) -> pd.DataFrame:
+    """Count where model and explanation stay or move together, level by level (figure 2 B of the GEF paper).
+
+    True positives: both stay; true negatives: both move; false positives: the explanation stays although the
+    model moved (too robust); false negatives: it moves although the model stayed (too sensitive).
+
+    Parameters
+    ----------
+    scores : Scores
+        Scores of `fast_gef`, `gef` or `gef_iso`.
+    model_threshold : float, optional
+        D_f up to which the model stays; by default the median over all samples, draws and levels.
+    explanation_threshold : float, optional
+        D_phi up to which the explanation stays; by default its median.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The shares `tp`, `tn`, `fp`, `fn` and `aligned` = tp + tn at each level, one row per `sigma`.
+
+    Raises
+    ------
+    InputError
+        If these are no scores of GEF.
+
+    Examples
+    --------
+    >>> import veridical as vd
+    >>> task = vd.Task(torch.nn.Linear(4, 3), torch.randn(8, 4))
+    >>> scores = vd.score("fast_gef", task, "gradient", draws=1, path=(0.1, 0.5, 1.0))
+    >>> list(vd.gef.quadrants(scores).columns)
+    ['sigma', 'tp', 'tn', 'fp', 'fn', 'aligned']
+    """
+    import pandas as pd
+
+    distortions(scores)  # refuses what has none
+    model, explanation = (scores.details[f"{what}_distortion"].cpu() for what in ("model", "explanation"))
+    known = model.isfinite() & explanation.isfinite()
+    moved = []
+    given = (model_threshold, explanation_threshold)
+    for values, threshold in zip((model, explanation), given, strict=True):
+        moved.append(values > (values[known].median() if threshold is None else threshold))
+    f, phi = moved
+    kinds = {"tp": ~f & ~phi, "tn": f & phi, "fp": f & ~phi, "fn": ~f & phi, "aligned": f == phi}
+    count = known.sum((0, 1))
+    shares = {name: ((where & known).sum((0, 1)) / count).tolist() for name, where in kinds.items()}
+    return pd.DataFrame({"sigma": scores.provenance["path"]["levels"], **shares})
 
 
 def plot_path(scores: Mapping[str, Scores] | Scores, ax: Axes | None = None) -> Axes:
