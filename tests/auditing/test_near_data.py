@@ -42,6 +42,7 @@ def test_harmless_models_are_not(name):
     assert found.about_data
     assert found.low > 0.2
     assert found.low <= found.agreement <= found.high
+    assert found.step == 0.2
     assert found.samples == 24
     assert "about the data" in found.sentence
 

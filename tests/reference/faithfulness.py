@@ -6,6 +6,8 @@ place of removed features. Nothing here is shared with the package.
 
 from __future__ import annotations
 
+from itertools import pairwise, permutations
+
 import numpy as np
 
 from tests.reference.functional import pearson, spearman
@@ -170,11 +172,14 @@ def nearest_rows(x, train, neighbours):
 
 
 def near_removal(ask, x, e, train, neighbours=8, step=0.2):
-    order = sorted(range(len(e)), key=lambda i: -abs(e[i]))
-    changes = []
-    for row in nearest_rows(x, train, neighbours):
-        moved = x.copy()
-        for i in order:
-            moved[i] = x[i] + step * (row[i] - x[i])
-            changes.append(abs(ask(moved) - ask(x)))
-    return sum(changes) / len(changes)
+    """Over all orders of features of equal relevance."""
+    rows, effects = nearest_rows(x, train, neighbours), []
+    for i in range(len(e)):
+        moved = [without(x, x + step * (row - x), [i]) for row in rows]
+        effects.append(sum(abs(ask(one) - ask(x)) for one in moved) / neighbours)
+    size, found = [abs(v) for v in e], []
+    for order in permutations(range(len(e))):
+        if all(size[a] >= size[b] for a, b in pairwise(order)):
+            shares = [sum(effects[i] for i in order[: m + 1]) / sum(effects) for m in range(len(e))]
+            found.append(sum(shares) / len(shares))
+    return sum(found) / len(found)

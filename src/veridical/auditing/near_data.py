@@ -46,6 +46,8 @@ class NearData:
     about_data: bool | None = None
     """False where the interval lies below the line: the model answers masked inputs by another rule."""
     samples: int = 0
+    step: float = math.nan
+    """How far features were moved towards their neighbours', as a share of the way."""
     rows: int = 0
     """Rows that the check evaluated."""
 
@@ -114,7 +116,7 @@ def check(task: Task, seed: int = 0, samples: int = 24) -> NearData:
     if why is not None:
         return NearData(False, why, rows=rows)
     low, high = (float(end) for end in bootstrap_interval(each, seed=seed))
-    return NearData(True, "", float(each.mean()), low, high, high >= LINE, len(each), rows)
+    return NearData(True, "", float(each.mean()), low, high, high >= LINE, len(each), step, rows)
 
 
 def _features(task: Task, key: Key) -> Tensor:

@@ -127,6 +127,12 @@ def near_responses(
     return responses[:, :1], responses[:, 1:].unflatten(1, (neighbours, masks))
 
 
+def little_moves(task: MaskedTask) -> Tensor:
+    """Features (N or 1, V) that can be moved a little: none of their elements is taken whole."""
+    whole = _taken_whole(task)
+    return ~task.space.anywhere(whole.expand(len(task) if task.space.per_sample else 1, *whole.shape))
+
+
 def ways(task: MaskedTask, rows: Tensor) -> Tensor:
     """How far each feature is moved to become that of other rows (N or 1, R, *shape): means over them (N, V).
 

@@ -17,69 +17,84 @@ from tests.metrics.faithfulness.cases import (
 )
 from tests.reference import faithfulness as slow
 from veridical.metrics import NearRemoval
+from veridical.models.context import Memo
 from veridical.perturb.near_rows import near_rows
 from veridical.testing import tiny_task
 from veridical.values.task import Task
 
 close = torch.testing.assert_close
 TRAIN = torch.randn(40, 12, generator=generator(8), dtype=torch.float64)
+FEW = torch.randn(40, 6, generator=generator(8), dtype=torch.float64)
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"step": 0.7, "neighbours": 3, "response": "probability"}])
-def test_as_its_slow_rewrite(settings):
-    task = crooked_task(train=TRAIN)
-    explanation, metric = random_map(task), NearRemoval(**settings)
+def test_as_its_slow_rewrite(settings, tied):
+    task = crooked_task(features=6, train=FEW)
+    metric, values = NearRemoval(**settings), random_map(task).values
+    if tied:  # equal sizes tie, whatever their signs
+        values = torch.stack([*values[:, :3].T, -values[:, 1], values[:, 1], values[:, 0]], 1)
     own = {name: value for name, value in settings.items() if name != "response"}
 
     def reference(values):
         return [
             slow.near_removal(
-                asker(task, i, metric.response), vector(task, i), values[i].numpy(), TRAIN.numpy(), **own
+                asker(task, i, metric.response), vector(task, i), values[i].numpy(), FEW.numpy(), **own
             )
             for i in range(len(task))
         ]
 
-    got = metric(task, explanation).values.numpy()
-    np.testing.assert_allclose(got, reference(explanation.values), atol=1e-7)
+    got = metric(task, explained(task, values)).values.numpy()
+    np.testing.assert_allclose(got, reference(values), atol=1e-7)
     with pytest.raises(AssertionError):
-        np.testing.assert_allclose(got, reference(-1 / explanation.values), atol=1e-7)
+        np.testing.assert_allclose(got, reference(1 / values), atol=1e-7)
 
 
-def test_on_a_linear_model_changes_are_sums_of_steps():
+def test_on_a_linear_model_effects_are_weights_times_steps():
     task = linear_task(train=TRAIN)
-    exact = explained(task, weights_of(task))
+    exact, metric = explained(task, weights_of(task)), NearRemoval()
+    effects = weights_of(task).abs() * (near_rows(task) - task.inputs[:, None]).abs().mean(1)
+    close(metric.effects(task), effects, atol=1e-7, rtol=0)
     order = exact.values.abs().argsort(-1, descending=True)
-    moves = near_rows(task) - task.inputs[:, None]
-    shares = (moves * weights_of(task)[:, None]).gather(-1, order[:, None].expand_as(moves))
-    want = shares.cumsum(-1).abs().mean(1)
-    scores = NearRemoval()(task, exact)
-    close(scores.values, want.mean(-1), atol=1e-7, rtol=0)
-    close(scores.curve.y, want, atol=1e-7, rtol=0)
-    close(NearRemoval(steps=1)(task, exact).values, want[:, -1], atol=1e-7, rtol=0)
-    # half a step moves the response half as far
-    close(NearRemoval(step=0.1)(task, exact).values, scores.values / 2, atol=1e-7, rtol=0)
+    shares = effects.gather(-1, order).cumsum(-1) / effects.sum(-1, keepdim=True)
+    close(metric(task, exact).values, shares.mean(-1), atol=1e-7, rtol=0)
+    # the share of all features is 1, that of none is not counted, and equal ones are met in the mean
+    flat = explained(task, torch.ones(len(task), 12))
+    close(metric(task, flat).values, torch.full((len(task),), 13 / 24, dtype=torch.float64))
+    # half a step moves the response half as far, and the shares stay
+    close(NearRemoval(step=0.1)(task, exact).values, shares.mean(-1), atol=1e-6, rtol=0)
+    best = explained(task, effects)
+    for other in (exact, random_map(task), explained(task, -1 / effects)):
+        assert (metric(task, other).values <= metric(task, best).values + 1e-9).all()
 
 
-def test_the_size_of_relevance_ranks_and_equal_sizes_are_averaged():
-    task = crooked_task(train=TRAIN)
+def test_what_is_taken_whole_is_left_out():
+    kinds = TRAIN.clone()
+    kinds[:, 7:] = (kinds[:, 7:] > 0).double()
+    task = linear_task(train=kinds)
     explanation, metric = random_map(task), NearRemoval()
-    signs = torch.where(torch.arange(12) % 3 == 0, -1.0, 1.0)
-    close(metric(task, explanation).values, metric(task, explained(task, explanation.values * signs)).values)
-    tied = explanation.values.clone()
-    tied[:, 1] = -tied[:, 0]
-    ways = []
-    for more in (1 + 1e-9, 1 - 1e-9):
-        broken = tied.clone()
-        broken[:, 1] *= more
-        ways.append(metric(task, explained(task, broken)).values)
-    close(metric(task, explained(task, tied)).values, (ways[0] + ways[1]) / 2, atol=1e-9, rtol=0)
+    moved = explanation.values.clone()
+    moved[:, 7:] = moved[:, 7:].flip(-1) * 100
+    close(metric(task, explanation).values, metric(task, explained(task, moved)).values, atol=0, rtol=0)
+    # two small moves are too few to rank: all count
+    kinds[:, 2:] = (kinds[:, 2:] > 0).double()
+    task = linear_task(train=kinds)
+    assert (metric(task, explanation).values != metric(task, explained(task, moved)).values).all()
 
 
-def test_a_true_map_beats_its_own_reverse():
-    task = linear_task(samples=30, train=TRAIN)
-    metric, exact = NearRemoval(), explained(task, weights_of(task))
-    reverse = explained(task, 1 / weights_of(task))
-    assert (metric(task, exact).values > metric(task, reverse).values).double().mean() > 0.95
+def test_all_maps_of_a_call_share_the_effects():
+    task, memo = crooked_task(train=TRAIN), Memo()
+    first, second = (NearRemoval()(task, random_map(task, seed), memo=memo) for seed in (3, 4))
+    assert first.cost.rows == 4 * 8 * 12
+    assert second.cost.rows == 0
+    close(second.values, NearRemoval()(task, random_map(task, 4)).values, atol=0, rtol=0)
+
+
+def test_where_nothing_moves_the_response_there_is_no_score():
+    task = Task(lambda x: torch.zeros(len(x), 2).double(), TRAIN[:3], train=TRAIN, targets=0)
+    scores = NearRemoval()(task, explained(task, TRAIN[:3]))
+    assert scores.values.isnan().all()
+    assert all(flag.all() for reason, flag in scores.flags.items() if "no near effect" in reason)
 
 
 def test_a_rule_off_the_data_has_no_part_in_the_score():

@@ -1,74 +1,79 @@
-"""Near removal: move features towards near neighbours in the order of the map and watch the response."""
+"""Near removal: of what moves the response near the data, how much lies in the features a map names first?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from veridical.metrics import Count, Metric, Outcome, PartOf, register, step_counts
-from veridical.metrics.types import Context, Curve, Direction, Explanation, Response, Task
-from veridical.perturb.near_rows import NEIGHBOURS, STEP, near_responses, why_no_near_rows
-from veridical.perturb.rules import RankThreshold, removed_share
+from veridical.functional.correlation import tied_runs
+from veridical.metrics import Count, Metric, Outcome, PartOf, register
+from veridical.metrics.types import Context, Direction, Explanation, Response, Task
+from veridical.perturb.near_rows import NEIGHBOURS, STEP, little_moves, near_responses, why_no_near_rows
+
+MIN_FEATURES = 3
+"""Features that can be moved a little; a sample with fewer is scored by all that it has."""
 
 
-def change_curve(own: Tensor, responses: Tensor) -> Tensor:
-    """How far responses (N, K, M) lie from the own one (N, 1), after each of M steps: means over K (N, M)."""
-    return (responses - own[..., None]).abs().mean(1)
+def mean_share(effects: Tensor, relevance: Tensor, where: Tensor) -> Tensor:
+    """The share of the effects in the m most relevant features, mean over m = 1, ..., M (N,).
+
+    Features (N, V) of equal relevance share the mean of their effects, which gives the mean over all orders
+    of them. NaN where nothing has an effect.
+    """
+    order, first, last = tied_runs(torch.where(where, -relevance, torch.inf))
+    counted = where.gather(-1, order)
+    ordered = effects.double().gather(-1, order).masked_fill(~counted, 0.0)
+    up_to = torch.nn.functional.pad(ordered.cumsum(-1), (1, 0))
+    equal = (up_to.gather(-1, last + 1) - up_to.gather(-1, first)) / (last - first + 1)
+    found = equal.cumsum(-1) / ordered.sum(-1, keepdim=True)
+    return (found * counted).sum(-1) / counted.sum(-1)
 
 
 @register
 @dataclass(frozen=True)
 class NearRemoval(Metric):
-    """How far the response moves while features go a step towards near neighbours, most relevant first.
+    """The share of near effects in the features a map names first, mean over how many these are.
 
-    The mean over neighbours k and steps m of |y(x with its first n_m features moved towards neighbour k) -
-    y(x)|. Features are ranked by the size of their relevance. Rows stay near the data, so that what a model
-    answers to inputs that do not occur has no part in the score: the pixel flipping of models that follow
-    another rule off their data.
+    The near effect of feature j is the mean over near neighbours k of |y(x with j moved a step towards k) -
+    y(x)|. Features are ranked by the size of their relevance. No row leaves the data, so that what a model
+    answers to inputs that do not occur has no part in the score: the removal test of models that follow
+    another rule there. Features that take a neighbour's value whole (categories, few values, whole numbers)
+    are no small move, and count only in samples with fewer than three others.
     """
 
     neighbours: Count = NEIGHBOURS
     """How many of the nearest reference rows features move towards."""
     step: PartOf = STEP
     """How far features move, as a share of the way."""
-    steps: Count | None = None
-    """Steps of equal size along the ranking; None moves one feature at a time."""
     response: Response = "logit"
     """The scale on which responses are read: "probability" or "logit"."""
     name: ClassVar[str] = "near_removal"
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
-    summary: ClassVar[str] = "Does the response move soon when relevant features go towards near neighbours?"
-    assumes: ClassVar[str] = "reference rows near the inputs, and features that a small move can show"
-    misleads: ClassVar[str] = (
-        "for features that neighbours share, and models that answer in steps, such as trees"
-    )
+    summary: ClassVar[str] = "Do the features named first move the response when they go towards near rows?"
+    assumes: ClassVar[str] = "reference rows near the inputs, and a model that small moves of a feature move"
+    misleads: ClassVar[str] = "where features act together only, or neighbours share the value that matters"
     paper: ClassVar[str] = "veridical; after Bach et al. 2015"
     needs: ClassVar[frozenset[str]] = frozenset({"train"})
-    averages_ties: ClassVar[bool | None] = True
 
     def inapplicable_reason(self, task: Task) -> str | None:
         return super().inapplicable_reason(task) or why_no_near_rows(task)
 
-    def evaluate_with_ties(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        # features of equal size tie whatever their signs
-        sizes = explanation.with_values(explanation.values.abs())
-        return super().evaluate_with_ties(task, sizes, context)
-
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
-        counts = step_counts(task, self.steps)
-        rule = RankThreshold(explanation.descending_ranks, counts)
-        moved = rule.removed(slice(0, len(task)), slice(0, rule.count))
+        name = "near effects", self.neighbours, self.step, self.response
+        effects = context.memo.once(task, name, lambda: self.effects(task))
+        exists = torch.ones_like(effects, dtype=torch.bool) if task.space.valid is None else task.space.valid
+        little = exists & little_moves(task)
+        scored = torch.where((little.sum(-1) >= MIN_FEATURES)[:, None], little, exists)
+        values = mean_share(effects, explanation.values.double().abs(), scored)
+        return Outcome(values, flags={"no near effect: no feature moves the response": values.isnan()})
+
+    def effects(self, task: Task) -> Tensor:
+        """The near effect of each feature (N, V)."""
+        each = torch.eye(task.space.n_features, dtype=torch.bool, device=task.device)
+        moved = each.expand(len(task), -1, -1)
         own, responses = near_responses(task, moved, self.response, self.step, self.neighbours)
-        curve = change_curve(own, responses)
-        return Outcome(
-            curve.mean(-1),
-            curve=Curve(
-                removed_share(task, counts)[:, 1:].mean(0),
-                curve,
-                "share of features moved",
-                "change of response",
-            ),
-        )
+        return (responses - own[..., None]).abs().mean(1)
