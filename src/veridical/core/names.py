@@ -54,7 +54,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.metrics.faithfulness.irof": ("irof", "Irof"),
     "veridical.metrics.faithfulness.monotonicity": ("monotonicity", "Monotonicity rising_share"),
     "veridical.metrics.faithfulness.monotonicity_correlation": ("monotonicity_correlation", "MonotonicityCorrelation"),
-    "veridical.metrics.faithfulness.near_removal": ("near_removal", "NearRemoval change_curve"),
+    "veridical.metrics.faithfulness.near_removal": ("near_removal", "NearRemoval mean_share"),
     "veridical.metrics.faithfulness.pixel_flipping": ("pixel_flipping", "PixelFlipping flipping_area"),
     "veridical.metrics.faithfulness.region_perturbation": ("region_perturbation", "RegionPerturbation area_over_perturbation_curve"),
     "veridical.metrics.faithfulness.road": ("road", "Road still_predicted"),
