@@ -167,6 +167,6 @@ def _removal_effects(task: Task, features: Tensor, key: Key) -> Tensor:
 def _fills(task: Task) -> list[Fill]:
     """The task's fill; a row of the reference rows for each draw where it takes many, or looks at masks."""
     fill = task.fill
-    if isinstance(fill, Marginal) or fill.looks_at_mask:
+    if fill.looks_at_mask or fill.repeats_on(task) > 1:
         return [Marginal(1, draw) for draw in range(DRAWS)]
     return [fill]
