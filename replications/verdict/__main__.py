@@ -1,6 +1,6 @@
 """What an audit's verdict rests on, tried out: python -m replications.verdict --out FOLDER [--quick]
 
-Its statistics on simulated units (betting, groups, probability), and whole audits of independent worlds in
+Its statistics on simulated units (betting, groups), and whole audits of independent worlds in
 which explainers cheat (audits). Nothing is downloaded.
 """
 

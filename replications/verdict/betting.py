@@ -16,13 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from veridical.functional import betting_p, signed_rank
+from veridical.auditing.evidence import SHOWN
+from veridical.functional import betting_p, confidence_sequence, settle, signed_rank
 from veridical.functional.significance import STAKES
 
 SIZES = (24, 64, 200)
 LEVEL = 0.05
-METHODS = 15
-"""Methods that Holm's correction counts where power is told."""
+"""At which betting and Wilcoxon's test are compared; an audit tests at `SHOWN`."""
+RATES = (0.6, 0.7, 0.74, 0.8, 0.86, 0.9)
 
 FAIR: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "coin": ((0.0, 1.0), (0.5, 0.5)),
@@ -73,24 +74,42 @@ def _wilcoxon(units: Tensor) -> Tensor:
 
 
 def power(repeats: int, seed: int = 1) -> list[dict[str, object]]:
-    """How often a method of a given win rate is found after Holm's correction, at its hardest step."""
+    """How often a method of a given win rate is shown, and one as bad as it is good fails, in an audit."""
     dice = torch.Generator().manual_seed(seed)
     rows: list[dict[str, object]] = []
-    for rate in (0.6, 0.75, 0.9):
+    for rate in RATES:
         for size in SIZES:
             for metrics in ("one coin", "four metrics that agree", "four draws of noise"):
                 units = alternative(metrics, rate, repeats, size, dice)
-                found = betting_p(units)
                 rows.append(
                     {
                         "win rate": rate,
                         "samples": size,
                         "units": metrics,
-                        "alone": float((found <= LEVEL).double().mean()),
-                        f"Holm over {METHODS}": float((found <= LEVEL / METHODS).double().mean()),
+                        "shown": float((settle(units, SHOWN).side > 0).double().mean()),
+                        "fails": float((settle(1 - units, SHOWN, SHOWN / 10).side < 0).double().mean()),
                         **rivals(units),
                     }
                 )
+    return rows
+
+
+def coverage(repeats: int, seed: int = 2, level: float = 0.99) -> list[dict[str, object]]:
+    """How often intervals leave the true mean out after any of 200 samples, and how wide they are."""
+    dice = torch.Generator().manual_seed(seed)
+    rows: list[dict[str, object]] = []
+    for mean in (0.5, 0.75, 0.95):
+        for kind in ("one coin", "four draws of noise"):
+            units = alternative(kind, mean, repeats, SIZES[-1], dice)
+            out = torch.zeros(repeats, dtype=torch.bool)
+            widths = {}
+            for count in range(1, SIZES[-1] + 1):
+                low, high = confidence_sequence(units[:, :count], level)
+                out |= (low > mean) | (high < mean)
+                if count in SIZES:
+                    widths[f"width at {count}"] = float((high - low).mean())
+            missed = float(out.double().mean())
+            rows.append({"win rate": mean, "units": kind, "missed after any sample": missed, **widths})
     return rows
 
 
@@ -115,13 +134,13 @@ def rivals(units: Tensor) -> dict[str, float]:
     found = {}
     for stake in STAKES:
         wealth = torch.log1p(stake * gain).cumsum(-1).amax(-1)
-        found[f"stake {stake}"] = float((wealth >= torch.tensor(METHODS / LEVEL).log()).double().mean())
+        found[f"stake {stake}"] = float((wealth >= torch.tensor(1 / SHOWN).log()).double().mean())
     # aGRAPA (Waudby-Smith and Ramdas 2024): mean over mean square so far, from a fair prior sample
     mean = (gain.cumsum(-1) - gain) / torch.arange(1, gain.shape[-1] + 1)
     square = (gain.square().cumsum(-1) - gain.square() + 0.25) / torch.arange(1, gain.shape[-1] + 1)
     follow = (mean / square.clamp(min=1e-3)).clamp(0, 0.95)
     wealth = torch.log1p(follow * gain).cumsum(-1).amax(-1)
-    found["follows the mean"] = float((wealth >= torch.tensor(METHODS / LEVEL).log()).double().mean())
+    found["follows the mean"] = float((wealth >= torch.tensor(1 / SHOWN).log()).double().mean())
     return found
 
 
@@ -136,8 +155,9 @@ def main() -> None:
         "level": LEVEL,
         "false positives": false_positives(given.repeats),
         "power": power(given.repeats),
+        "coverage": coverage(given.repeats // 10),
     }
-    for row in (*result["false positives"], *result["power"]):  # type: ignore[misc]
+    for row in (*result["false positives"], *result["power"], *result["coverage"]):  # type: ignore[misc]
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})
     (given.out / "betting.json").write_text(json.dumps(result, indent=1))
 

@@ -1,4 +1,4 @@
-"""Do leading groups hold the best method, and are claims of being best right as often as they say?
+"""Do leading groups hold the best method, and are equal methods one group?
 
     python -m replications.verdict.groups --out results [--repeats 1000] [--workers 8]
 
@@ -14,15 +14,13 @@ import json
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from replications.verdict.best_probability import best_probability
-from veridical.functional import leading_group, mean_units, win_units
+from veridical.functional import leading_group, win_units
 
 SIZES = (24, 64, 200)
 METHODS, METRICS = 5, 4
@@ -87,32 +85,13 @@ def trial(name: str, seed: int) -> dict[str, object]:
             ).kept
         ]
         racing = kept
-        own = mean_units(here)
-        claim = best_probability(own, draws=4000, seed=seed)
-        boot = bootstrap(own, seed)
-        rest = [m for m in range(METHODS) if m not in alone.kept]
-        grouped = best_probability(own, [alone.kept, *([m] for m in rest)], draws=4000, seed=seed)
         found[str(size)] = {
             "kept": len(alone.kept),
             "holds": best in alone.kept,
             "raced": len(racing),
             "eliminated holds": best in racing,
-            "group claim": float(grouped[0]) if rest else None,
-            "claim": float(claim.max()),
-            "right": int(claim.argmax()) == best,
-            "bootstrap": float(boot.max()),
-            "bootstrap right": int(boot.argmax()) == best,
         }
     return found
-
-
-def bootstrap(own: Tensor, seed: int, resamples: int = 1000) -> Tensor:
-    """How often each method comes out first when samples are drawn again: what is usually shown."""
-    dice = torch.Generator().manual_seed(seed)
-    picks = torch.randint(own.shape[1], (resamples, own.shape[1]), generator=dice)
-    means = own[:, picks].mean(-1)
-    first = (means == means.amax(0)).double()
-    return (first / first.sum(0)).mean(1)
 
 
 def summary(trials: list[dict[str, object]]) -> dict[str, object]:
@@ -130,29 +109,7 @@ def summary(trials: list[dict[str, object]]) -> dict[str, object]:
                 "eliminated: one group": _mean([r["raced"] == METHODS for r in here]),
                 "eliminated: holds the best": _mean([r["eliminated holds"] for r in here]),
             }
-    unequal = [t for t in trials if "equal" not in str(t["scenario"])]
-    told["calibration"] = {
-        size: {kind: calibration(unequal, size, kind) for kind in ("claim", "bootstrap", "group claim")}
-        for size in map(str, SIZES)
-    }
     return told
-
-
-BINS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
-
-
-def calibration(trials: list[dict[str, object]], size: str, kind: str) -> list[dict[str, float]]:
-    """Mean claim and share that was right, by how high the claim was."""
-    right = {"claim": "right", "bootstrap": "bootstrap right", "group claim": "holds"}[kind]
-    found: list[dict[str, float]] = [t[size] for t in trials]  # type: ignore[misc]
-    pairs = [(row[kind], float(row[right])) for row in found if row[kind] is not None]
-    out = []
-    for low, high in pairwise(BINS):
-        some = [(claim, true) for claim, true in pairs if low <= claim < high]
-        if some:
-            claims, truths = zip(*some, strict=True)
-            out.append({"claims": len(some), "claimed": _mean(claims), "right": _mean(truths)})
-    return out
 
 
 def _mean(values: object) -> float:
@@ -180,7 +137,7 @@ def main() -> None:
             trials = list(pool.map(_one, jobs, chunksize=8))
     result = {"repeats": given.repeats, **summary(trials)}
     for name, row in result.items():
-        print(name, json.dumps(row) if name != "calibration" else json.dumps(row, indent=1))
+        print(name, json.dumps(row))
     (given.out / "groups.json").write_text(json.dumps(result, indent=1))
 
 

@@ -1,4 +1,4 @@
-"""Tables and the calibration figure of the verdict's page, from what the parts wrote.
+"""Tables of the verdict's page, from what the parts wrote.
 
     python -m replications.verdict.report --results FOLDER [--page docs/understand/verdict-statistics.md]
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from replications.verdict import worlds
-from replications.verdict.betting import FAIR, METHODS
+from replications.verdict.betting import FAIR, RATES
 from replications.verdict.groups import SCENARIOS, SIZES
 
 
@@ -42,22 +42,36 @@ def betting_tables(found: dict[str, Any]) -> dict[str, str]:
         for shape in FAIR
     ]
     head = ["units"] + [f"{name} {size}" for size in SIZES for name in ("betting", "Wilcoxon")]
-    sure = [row for row in found["power"] if row["win rate"] > 0.7]
+    kinds = list(dict.fromkeys(row["units"] for row in found["power"]))
+    known = {(row["win rate"], row["samples"], row["units"]): row for row in found["power"]}
+    power = [
+        [
+            percent(rate, 0),
+            kind,
+            *(percent(known[rate, size, kind][what], 0) for size in SIZES for what in STATES),
+        ]
+        for rate in RATES
+        for kind in kinds
+    ]
+    covered = [
+        [percent(row["win rate"], 0), row["units"], percent(row["missed after any sample"], 2)]
+        + [percent(row[f"width at {size}"], 0) for size in SIZES]
+        for row in found["coverage"]
+    ]
     return {
         "false positives": table([*head, "Wilcoxon, three looks"], rows),
-        "power": table(
-            ["win rate", "samples", "units", "alone", f"Holm over {METHODS}"],
-            [
-                [row["win rate"], row["samples"], row["units"]]
-                + [percent(row[name], 0) for name in ("alone", f"Holm over {METHODS}")]
-                for row in sure
-            ],
+        "power": table(["win rate", "units", *(f"{what}, {n}" for n in SIZES for what in STATES)], power),
+        "coverage": table(
+            ["win rate", "units", "missed after any of 200", *(f"width, {size}" for size in SIZES)], covered
         ),
     }
 
 
+STATES = ("shown", "fails")
+
+
 def group_tables(found: dict[str, Any]) -> dict[str, str]:
-    """Groups by scenario, and claims against what came true."""
+    """Groups by scenario."""
     rows = []
     for name in SCENARIOS:
         for size in SIZES:
@@ -69,18 +83,9 @@ def group_tables(found: dict[str, Any]) -> dict[str, str]:
             )
             alone, race = percent(row["one group"]), percent(row["eliminated: one group"])
             rows.append([name, size, alone, f"{row['mean size']:.1f}", holds, race, race_holds])
-    claims = []
-    for size in map(str, SIZES):
-        for kind, title in (("claim", "shrunken"), ("bootstrap", "bootstrap"), ("group claim", "of a group")):
-            for row in found["calibration"][size][kind]:
-                if row["claimed"] >= 0.5 and row["claims"] >= 20:
-                    claims.append(
-                        [size, title, percent(row["claimed"], 0), percent(row["right"], 0), row["claims"]]
-                    )
     head = ["methods", "samples", "one group", "mean size", "holds the best"]
     return {
         "groups": table([*head, "eliminated: one group", "eliminated: holds the best"], rows),
-        "claims": table(["samples", "kind", "said", "came true", "claims"], claims),
     }
 
 
@@ -139,36 +144,11 @@ def near_tables(found: dict[str, Any]) -> dict[str, str]:
     return {"near": table(["world", "method", *(f"to {share:.0%}" for share in shares)], rows)}
 
 
-def figure(found: dict[str, Any], path: Path) -> None:
-    """What was claimed against what came true, by number of samples."""
-    import matplotlib.pyplot as plt
-
-    drawing, places = plt.subplots(1, len(SIZES), figsize=(9, 3.1), sharey=True, layout="constrained")
-    for place, size in zip(places, map(str, SIZES), strict=True):
-        place.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-        for kind, label, mark in (
-            ("claim", "shrunken (shown from 64)", "o"),
-            ("bootstrap", "bootstrap (not shown)", "s"),
-        ):
-            rows = [row for row in found["calibration"][size][kind] if row["claims"] >= 20]
-            x, y = [row["claimed"] for row in rows], [row["right"] for row in rows]
-            error = [1.96 * (r * (1 - r) / row["claims"]) ** 0.5 for r, row in zip(y, rows, strict=True)]
-            place.errorbar(x, y, error, marker=mark, markersize=4, linewidth=1, capsize=2, label=label)
-        place.set(title=f"{size} samples", xlabel="claimed", xlim=(0.2, 1.02), ylim=(0.2, 1.02))
-    places[0].set_ylabel("came true")
-    places[-1].legend(frameon=False, fontsize=8, loc="upper left")
-    with plt.rc_context({"svg.hashsalt": "veridical"}):  # the same figure, the same file
-        drawing.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(drawing)
-
-
 def write(page: Path, tables: dict[str, str]) -> None:
-    """Put the tables between their marks, `<!-- name -->` and `<!-- end -->`."""
+    """Put the tables that the page has marks for between them, `<!-- name -->` and `<!-- end -->`."""
     text = page.read_text()
     for name, content in tables.items():
         pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise SystemExit(f"{page} has no place for '{name}'")
         text = pattern.sub(lambda found, new=content: f"{found[1]}\n{new}\n\n{found[2]}", text)  # type: ignore[misc]
     page.write_text(text)
 
@@ -195,9 +175,6 @@ def main() -> None:
             print(f"\n{title}\n\n{content}")
         if given.page:
             write(given.page, tables)
-            if name == "groups":
-                assets = given.page.parents[1] / "assets" / "understand"
-                figure(found, assets / "verdict-calibration.svg")
 
 
 if __name__ == "__main__":

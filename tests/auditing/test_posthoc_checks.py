@@ -178,7 +178,6 @@ def test_maps_that_differ_from_call_to_call_are_not_trusted_and_not_called_a_bac
     assert "from call to call" in vetoes(found, "shaky")["perturbed copy"].sentence
     assert "thousandth" not in vetoes(found, "shaky")["perturbed copy"].sentence
     assert not vetoes(found, "seeded")["perturbed copy"].fell  # it repeats
-    assert found.verdict["seeded"].trusted
 
 
 def test_a_backdoor_does_not_hide_behind_noise_of_its_own():
@@ -296,3 +295,11 @@ def test_hidden_features_and_lies_in_some_samples_refute_and_halves_show_in_the_
     half = found.verdict["half_noise"]
     assert not half.trusted or half.grade.high < true.grade.low
     assert found.to_json()["ranking"][0]["grade"]["value"] == pytest.approx(true.grade.value)
+
+
+def test_honest_maps_are_not_refuted_where_no_map_could_beat_noise():
+    """On this network exact Shapley values lose one sample in nine outright to noise, as all maps do."""
+    found = audit(
+        table(64, network(2)), true="integrated_gradients", shap="kernel_shap", occlusion="occlusion"
+    )
+    assert {place.status for place in found.ranking} <= {"trusted", "not decided"}

@@ -51,8 +51,15 @@ def test_groups_hold_the_best_and_trials_are_counted() -> None:
     assert clear["holds the best"] == 1.0  # type: ignore[index]
     assert clear["mean size"] < 3  # type: ignore[index]
     assert told["equal, 24"]["one group"] > 0.7  # type: ignore[index]
-    claims = told["calibration"]["64"]["claim"]  # type: ignore[index]
-    assert sum(row["claims"] for row in claims) == 8
+
+
+def test_power_and_coverage_are_what_an_audit_promises() -> None:
+    rows = betting.power(300)
+    for row in rows:
+        assert row["shown"] >= row["fails"] - 0.1  # type: ignore[operator]  # failing asks for more
+    sure = [row["shown"] for row in rows if (row["win rate"], row["samples"]) in ((0.86, 24), (0.74, 64))]
+    assert min(sure) > 0.7  # type: ignore[type-var]
+    assert all(row["missed after any sample"] <= 0.03 for row in betting.coverage(200))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("family", sorted(worlds.TRUE))

@@ -192,6 +192,8 @@ class Elimination:
     stages: list[Stage] = field(default_factory=list)
     effects: list[Effects] = field(default_factory=list)
     """What each feature does, stage by stage, where that was measured."""
+    scored_effects: list[Done] = field(default_factory=list)
+    """Their scores as if they were maps."""
     describes: bool = False
     """Whether rows are spent on what decides little, too."""
     yardsticks: dict[str, Explanation] = field(default_factory=dict)

@@ -14,7 +14,6 @@ from veridical.metrics.base import Metric
 from veridical.models.context import Context, Memo
 from veridical.perturb.subset_table import FEW
 from veridical.qge.subsets import best_and_worst, steps_of
-from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 LEVEL = 0.95
@@ -101,15 +100,7 @@ def reference_scores(
         best = _best_order(task, counts, metric, context)
         if best is not None:
             return best, BEST_ORDER
-    order = Explanation(
-        effects.over_features(),
-        task.space,
-        task.targets,
-        task.ids,
-        "measured effects",
-        draw_ids=task.draw_ids,
-    )
-    return metric(task, order, key, memo).utility, MEASURED
+    return metric(task, effects.as_explanation(task), key, memo).utility, MEASURED
 
 
 def _best_order(task: Task, counts: Tensor, metric: Metric, context: Context) -> Tensor | None:

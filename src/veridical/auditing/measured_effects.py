@@ -20,6 +20,7 @@ from veridical.functional.responses import grid_step
 from veridical.models.context import Context
 from veridical.perturb.mask_bank import MASKS, banks
 from veridical.perturb.subset_table import FEW
+from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 SPARE = 8
@@ -52,6 +53,17 @@ class Effects:
     def over_features(self) -> Tensor:
         """One value per feature of the task (N, V): a cell's in equal shares."""
         return self.values if self.cells is None else self.cells.shared_out(self.values)
+
+    def as_explanation(self, task: Task) -> Explanation:
+        """The effects as maps of the samples they were measured on."""
+        return Explanation(
+            self.over_features(),
+            task.space,
+            task.targets,
+            task.ids,
+            "measured effects",
+            draw_ids=task.draw_ids,
+        )
 
     def summed(self, maps: Tensor) -> Tensor:
         """Maps (N, V) in the shape of the effects: what a map says of a cell is the sum over its features."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from veridical.auditing.effort import heavy
-from veridical.auditing.evidence import Rules
+from veridical.auditing.evidence import Rules, SampleScores
 from veridical.auditing.grade import grade, reference_scores
 from veridical.auditing.hidden import LEVEL, Veto, hidden_feature, lies_in_some
 from veridical.auditing.jobs import Job
@@ -45,6 +45,8 @@ COPY_NOISE = 1e-3
 COPY_SAMPLES = 4
 PERTURBED = "perturbed copy"
 """The fault of maps that turn into others for nearly the same weights."""
+WON = 0.75
+"""The unit of the measured effects against noise from which on a sample shows whether a map lies in it."""
 GRADED_BY = "qge:pixel_flipping"
 """The metric whose scores grades compare."""
 COPY_MOVES = 0.05
@@ -226,17 +228,37 @@ def _look_for_faults(elimination: Elimination, candidates: Sequence[Candidate], 
     """Look for hidden features, and for samples in which a method lies, at a level shared by all stages."""
     level, task = LEVEL / len(elimination.steps), elimination.task[: elimination.samples]
     effects = _effects(elimination) if candidates else None
+    honest = None if effects is None else _against_chance(elimination, rules, _scored_effects(elimination))
     for candidate in candidates:
         entry = elimination.entry(candidate)
-        there = ~entry.removal.missing
-        won = rules.won(entry)
-        against = torch.stack([won["removal", name] for name in rules.chance]).mean(0)
+        # where the effects of features themselves do not beat noise, no map could
+        there = ~entry.removal.missing if honest is None else ~entry.removal.missing & (honest >= WON)
+        against = _against_chance(elimination, rules, entry.removal)
         classes = task.targets.cpu()[there] if task.head in ("multiclass", "binary") else None
         found = [lies_in_some(against[there], classes, level=level)]
         maps = [done.explanation.values for done in candidate.done if done.explanation is not None]
         if effects is not None and maps[0].shape[-1] == task.space.n_features:
             found.append(hidden_feature(torch.cat(maps), effects, task.space, level))
         candidate.vetoes |= {veto.name: veto for veto in found}
+
+
+def _against_chance(elimination: Elimination, rules: Rules, own: SampleScores) -> Tensor:
+    """Units (N,) against the controls that are chance."""
+    return torch.stack([rules.removal_units(own, rules.controls[name]) for name in rules.chance]).mean(0)
+
+
+def _scored_effects(elimination: Elimination) -> SampleScores:
+    """The scores of the measured effects as if they were a method's maps."""
+    metrics = elimination.panel.removal
+    for stage, effects in list(zip(elimination.stages, elimination.effects, strict=True))[
+        len(elimination.scored_effects) :
+    ]:
+        task, place = stage.task, f"measured effects, {stage.start} to {stage.stop}"
+        made = effects.as_explanation(task)
+        job = Job("measured effects", as_explainer("exact_shapley"), metrics, task, task, place, made=made)
+        elimination.scored_effects += elimination.jobs.do([job], place)
+    sizes = [stage.stop - stage.start for stage in elimination.stages]
+    return sample_scores(elimination.scored_effects, sizes, metrics)
 
 
 def _effects(elimination: Elimination) -> Effects | None:
@@ -275,7 +297,8 @@ def give_grades(elimination: Elimination) -> None:
     for candidate in elimination.candidates.values():
         own = candidate.sample_scores(only).utility[0]
         count = min(len(own), len(best))
-        candidate.grade = grade(own[:count], noise[:count], best[:count], seed, names.copy().pop())
+        if not bool(own.isnan().all()):
+            candidate.grade = grade(own[:count], noise[:count], best[:count], seed, *names)
 
 
 def _agreement(elimination: Elimination, candidate: Candidate, other: Task, place: str) -> float | None:
