@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ from tests.reference.small_models import mlp
 from veridical.api import labelled
 from veridical.core.key import Key
 from veridical.errors import InputError, UnknownNameError, VeridicalWarning
-from veridical.explainers import Explainer, Occlusion, Saliency, as_explainer
+from veridical.explainers import Explainer, Occlusion, Saliency, ShapleySampling, as_explainer
 from veridical.explainers import registry as explainer_registry
 from veridical.metrics import registry as metric_registry
 from veridical.metrics.base import ExplainerMetric, Metric, Outcome
@@ -375,3 +376,67 @@ def test_warnings_point_at_the_callers_line() -> None:
     with pytest.warns(VeridicalWarning, match="one output") as of_task:
         vd.Task(nn.Linear(4, 1), X)
     assert {note.filename for note in [*said, *of_task]} == {__file__}
+
+
+# --- many rows are said first ---------------------------------------------------------------
+
+
+class Rows(nn.Module):
+    """A linear model that counts its rows; the number is that of all rows of the process."""
+
+    seen = 0
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(features, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Rows.seen += len(x)
+        return self.layer(x)
+
+
+MANY: dict[str, tuple[object, str]] = {
+    "explain": (
+        lambda t: vd.explain("shapley_sampling", t),
+        r"'shapley_sampling' .* \(orders=10\).*Marginal",
+    ),
+    "by gradients": (
+        lambda t: vd.explain("smoothgrad", t, samples=3000),
+        r"3,000 for each of 40.*samples=3000",
+    ),
+    "score": (lambda t: vd.score("pixel_flipping", t, "random"), r"40 samples under 30 masks, each with 100"),
+    "score an explainer": (lambda t: vd.score("max_sensitivity", t[:3], "lime", draws=1), r"'lime' 51,200"),
+    "evaluate": (
+        lambda t: vd.evaluate(t[:2], ["occlusion", "rise", "lime", "gradient"], "sparseness"),
+        r"maps of 4 explainers, 102,400 of them '(rise|lime)' 51,200 for each of 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", MANY)
+def test_many_rows_are_said_before_they_are_evaluated_and_once(call: str, monkeypatch) -> None:
+    rows = torch.randn(140, 30, generator=torch.Generator().manual_seed(0))
+    table = vd.Task(Rows(30), rows[:40], train=rows[40:])
+    run, words = MANY[call]
+    _ = table.outputs
+    said = []
+
+    def warned(message: str) -> None:
+        if "rows of the model" in message:
+            said.append((message, Rows.seen - before))
+
+    monkeypatch.setattr("veridical.models.context.warn", warned)
+    before = Rows.seen
+    run(table)
+    assert len(said) == 1
+    assert re.search(words, said[0][0])
+    assert said[0][1] < 1000
+    assert Rows.seen - before > 100_000
+
+
+def test_few_rows_and_calls_by_hand_say_nothing(recwarn) -> None:
+    rows = torch.randn(140, 30, generator=torch.Generator().manual_seed(0))
+    table = vd.Task(Rows(30), rows[:40], train=rows[40:])
+    vd.explain("shapley_sampling", table[:3])
+    ShapleySampling()(table, Key(0))
+    assert not [note for note in recwarn if "rows of the model" in str(note.message)]

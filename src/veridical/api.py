@@ -84,7 +84,7 @@ def explain(
     maps = None if settings else as_maps(explainer, task)
     if maps is not None:
         return maps
-    return _explained(as_explainer(explainer, **settings), task, Key(seed), Memo())
+    return _explained(as_explainer(explainer, **settings), task, Key(seed), Memo(announces=True))
 
 
 def _explained(explainer: Explainer, task: Task, key: Key, memo: Memo | None) -> Explanation:
@@ -172,7 +172,7 @@ def score(
     tensor([0.7500, 0.7500], dtype=torch.float64)
     """
     task = task if device is None else task.to(device)
-    return _scored(as_metric(metric, **settings), task, explanation, seed, repeats, Memo())
+    return _scored(as_metric(metric, **settings), task, explanation, seed, repeats, Memo(announces=True))
 
 
 def _scored(
@@ -299,7 +299,10 @@ def evaluate(
     failures: list[Failure] = []
     cells = [(method, metric) for method in methods for metric in evaluators]
     interrupted = False
-    memo = Memo()
+    memo = Memo(announces=True)
+    fits = {who: method for who, method in methods.items() if method.inapplicable_reason(task) is None}
+    rows = {who: method._declared(task).forward for who, method in fits.items()}
+    memo.expect(task.predictor.meter.here, sum(rows.values()), lambda: _many_rows(task, fits, rows))
     # a metric may share work between methods: GEF makes each perturbed model once
     together: dict[str, dict[str, Scores | Exception]] = {
         what: {}
@@ -334,6 +337,14 @@ def evaluate(
         interrupted = True
         warn("interrupted; the finished cells are kept")
     return Evaluation(task, scores, explanations, failures, interrupted, seed)
+
+
+def _many_rows(task: Task, methods: Mapping[str, Explainer], rows: Mapping[str, int]) -> str:
+    """What takes the rows of a table, and what takes fewer."""
+    dearest = max(rows, key=lambda who: rows[who])
+    return (
+        f"the maps of {len(rows)} explainers, {rows[dearest]:,} of them {methods[dearest]._many_rows(task)}"
+    )
 
 
 def _of_group(

@@ -18,6 +18,7 @@ from veridical.explainers.diagnostics import check_completeness, check_repeatabi
 from veridical.models.context import Context, Memo
 from veridical.models.cost import Cost
 from veridical.models.predictor import free_memory, out_of_memory
+from veridical.perturb.probe import fewer_fill_rows
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
@@ -73,6 +74,16 @@ class Explainer(Settings):
         """The rows that a call on this task evaluates, forward and backward, known before it is made."""
         rows = 0 if self.control else len(task) * self.rows_per_sample(task)
         return Cost(rows, rows if "gradient" in self.needs else 0)
+
+    def _many_rows(self, task: Task) -> str:
+        """What takes the rows of a call, and what takes fewer."""
+        counts = {name: value for name, value in self.to_json().items() if type(value) is int}
+        settings = ", ".join(f"{name}={value}" for name, value in counts.items() if name != "version")
+        each = self._declared(task).forward // len(task)
+        own = f" or settings of its own ({settings})" if settings else ""
+        fill = "" if "gradient" in self.needs else fewer_fill_rows(task.fill.repeats_on(task))
+        lower = f"Fewer samples, features (space=){own} lower it{fill}"
+        return f"'{self.name}' {each:,} for each of {len(task)} samples. {lower}"
 
     @property
     def _plain(self) -> bool:
@@ -173,6 +184,9 @@ class Explainer(Settings):
         """The values (N, V) alone, unchecked: for callers that explain a task under many weights."""
         space, worked_on = self._space_of(task), self._prepared(task)
         pieces = self._pieces(worked_on)
+        context.memo.expect(
+            task.predictor.meter.here, self._declared(worked_on).forward, lambda: self._many_rows(task)
+        )
         # evaluated before anything hooks into the model
         _ = task.targets
         own = replace(context, key=context.key / self.name, notice=None)

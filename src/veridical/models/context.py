@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from veridical.core.key import Key
+from veridical.errors import warn
 from veridical.models.cost import Cost, Tally
 
 if TYPE_CHECKING:
@@ -19,16 +20,33 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+MANY_ROWS = 100_000
+"""Rows beyond which a call of the user's says so before it evaluates them."""
+
+
 class Memo:
     """What one call has computed, by the task or predictor it belongs to; forgotten with the call.
 
     Explanations and scores made with one memo evaluate once what they have in common; its rows
     count where they were evaluated first. Two calls never share, so what a result costs by itself does not
-    depend on what came before. For one thread.
+    depend on what came before. For one thread. Where it `announces`, many rows are said before they are
+    evaluated, once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, announces: bool = False) -> None:
         self._kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
+        self._announces = announces
+        self._before: int | None = None
+
+    def expect(self, tally: Tally, rows: int, words: Callable[[], str]) -> None:
+        """Say that the call goes on to many rows, and what takes them, unless it has been said."""
+        if not self._announces:
+            return
+        self._before = tally.forward if self._before is None else self._before
+        total = tally.forward - self._before + rows
+        if total > MANY_ROWS:
+            self._announces = False
+            warn(f"this call evaluates {total:,} rows of the model or more: {words()}")
 
     def once(self, owner: object, name: Hashable, make: Callable[[], T]) -> T:
         """What `make` gives, or gave before to the same owner and name."""

@@ -84,6 +84,10 @@ def probe(
     if rule.count < 1:
         raise InputError("the mask rule makes no masks, so there is nothing to evaluate")
     behind = Backgrounds(task, fill or task.fill, key)
+    if memo is not None:
+        masks = min(rule.count, 2 ** min(task.space.n_features, 30))
+        rows, words = len(task.inputs) * masks * behind.repeats, partial(_many_rows, task, masks, behind)
+        memo.expect(task.predictor.meter.here, rows, words)
     few = signature = same = None
     if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
         few = subset_table.has_few(task, behind.fill)
@@ -119,6 +123,20 @@ def probe(
         evaluated = _tie(evaluated, own, signature)
     responses = round_to_grid(torch.cat([own, evaluated], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
+
+
+def _many_rows(task: MaskedTask, masks: int, behind: Backgrounds) -> str:
+    """What takes the rows of a probe, and what takes fewer."""
+    each = f", each with {behind.repeats} rows of the fill" if behind.repeats > 1 else ""
+    return (
+        f"{len(task.inputs)} samples under {masks:,} masks{each}. Fewer samples, features (space=), or steps "
+        f"or draws of the metric lower it{fewer_fill_rows(behind.repeats)}"
+    )
+
+
+def fewer_fill_rows(repeats: int) -> str:
+    """The setting that makes the rows of a fill fewer, where there are many."""
+    return f"; so does fill=vd.fills.Marginal(20) in place of {repeats}" if repeats > 20 else ""
 
 
 def _all_with_clean(
