@@ -15,7 +15,7 @@ from veridical.core.key import Key
 from veridical.core.progress import status, track
 from veridical.core.registry import Catalogue
 from veridical.core.settings import checked
-from veridical.errors import InputError, MemoryLimitError, VeridicalError, warn
+from veridical.errors import InputError, MemoryLimitError, VeridicalError, visible, warn
 from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.base import registry as explainer_registry
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
@@ -376,11 +376,11 @@ def labelled(given: Any, read: Callable[..., T]) -> dict[str, T]:
     if isinstance(given, str) or hasattr(given, "shape") or not isinstance(given, Iterable):
         given = [given]
     if isinstance(given, Mapping):
-        return {str(label): read(thing) for label, thing in given.items()}
+        return {visible(str(label)): read(thing) for label, thing in given.items()}
     out: dict[str, T] = {}
     for thing in given:
         made = read(thing)
-        base = thing if isinstance(thing, str) else made.name
+        base = visible(thing if isinstance(thing, str) else made.name)
         label, count = base, 2
         while label in out:
             label, count = f"{base} {count}", count + 1

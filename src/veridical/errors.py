@@ -9,9 +9,27 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+_HIDDEN = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""Control characters of a terminal, and those that turn the direction of what is read."""
+
+
+def visible(text: str) -> str:
+    """The text with its control characters written out, so that a name is no command to a terminal.
+
+    >>> visible(chr(27) + "[31mred") == chr(92) + "x1b[31mred"
+    True
+    """
+    return text.translate(_HIDDEN)
+
 
 class VeridicalError(Exception):
     """The root of the hierarchy: catch it to catch everything raised on purpose."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class InputError(VeridicalError, ValueError):

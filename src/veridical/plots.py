@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from veridical.errors import missing_extra
+from veridical.errors import missing_extra, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,8 @@ def html_summary(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]])
     """A small table for notebooks; everything is escaped."""
 
     def line(cells: Sequence[Any], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+        texts = (html.escape(visible(str(cell))) for cell in cells)
+        return "<tr>" + "".join(f"<{tag}>{text}</{tag}>" for text in texts) + "</tr>"
 
     body = "".join(line(row, "td") for row in rows)
-    return f"<p>{html.escape(title)}</p><table>{line(head, 'th')}{body}</table>"
+    return f"<p>{html.escape(visible(title))}</p><table>{line(head, 'th')}{body}</table>"

@@ -27,11 +27,10 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.fuzz import agreement, systems
 from veridical.auditing.result import Audit
-from veridical.errors import VeridicalError
+from veridical.errors import VeridicalError, visible
 from veridical.explainers.base import registry as explainer_registry
 from veridical.metrics.base import registry as metric_registry
 from veridical.study.study_file import read_study
-from veridical.values.tables import visible
 
 SECONDS = 20
 ODD: tuple[Any, ...] = (

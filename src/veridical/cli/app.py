@@ -20,14 +20,13 @@ from rich.text import Text
 import veridical as vd
 from veridical.cli.sources import Explainers, Metrics, Seed, Source, with_options
 from veridical.core.files import write_file
-from veridical.errors import InputError, VeridicalError, VeridicalWarning
+from veridical.errors import InputError, VeridicalError, VeridicalWarning, visible
 from veridical.plots import pyplot
 from veridical.values.tables import (
     check_page_path,
     check_table_path,
     check_writable,
     score_table,
-    visible,
     write_table,
 )
 
@@ -245,7 +244,7 @@ def main() -> None:
     try:
         app()
     except VeridicalError as error:
-        print(f"error: {visible(str(error))}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(Status.USAGE if isinstance(error, InputError) else Status.FAILED)
     except Exception:
         traceback.print_exc()

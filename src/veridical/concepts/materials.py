@@ -21,7 +21,7 @@ from veridical.concepts.methods.decompositions import CRAFT
 from veridical.concepts.methods.mcd import HUMCD
 from veridical.concepts.splitting import Split, Tap, split
 from veridical.core.settings import mismatch
-from veridical.errors import InputError, NotApplicableError, ShapeError, missing_extra, unknown_name
+from veridical.errors import InputError, NotApplicableError, ShapeError, missing_extra, unknown_name, visible
 from veridical.values.task import Task
 
 Segmenter = Callable[[Tensor], Tensor]
@@ -186,7 +186,7 @@ def entries(given: Any) -> dict[str, Entry]:
     its own labels.
     """
     if isinstance(given, Mapping):
-        return {str(label): _entry(item) for label, item in given.items()}
+        return {visible(str(label)): _entry(item) for label, item in given.items()}
     if isinstance(given, str | Entry):
         given = [given]
     elif mismatch(given, Sequence[Any]) is not None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from veridical.errors import InputError, ShapeError
+from veridical.errors import InputError, ShapeError, visible
 
 Reduction = Literal["sum", "mean"]
 KINDS = (
@@ -378,7 +378,7 @@ class Space:
         """A readable name for one feature."""
         if self.names is not None:
             names = self.names[sample] if self._names_per_sample else self.names
-            return str(names[feature])
+            return visible(str(names[feature]))
         if self.kind == "pixel":
             row, column = divmod(feature, self.input_shape[-1])
             return f"pixel ({row}, {column})"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from veridical._version import __version__
 from veridical.core.files import read_file, write_file
-from veridical.errors import FormatError, InputError
+from veridical.errors import FormatError, InputError, visible
 from veridical.report import charts
 from veridical.report.charts import number
 
@@ -105,7 +105,7 @@ def environment(format: str, own: Path | None = None) -> Any:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=None if format == "html" else _markdown,
+        finalize=_text if format == "html" else _markdown,
     )
     made.globals |= {"charts": charts}
     made.filters |= {
@@ -131,6 +131,10 @@ def _asset(name: str) -> str:
     return "\n" + text
 
 
+def _text(value: Any) -> Any:
+    return visible(value) if type(value) is str else value
+
+
 class Raw(str):
     """Text that is Markdown already."""
 
@@ -142,7 +146,7 @@ def _markdown(value: Any) -> Any:
     """Text with Markdown's marks escaped, on one line, so that no name can start a link, a tag or a cell."""
     if isinstance(value, Raw) or not isinstance(value, str):
         return value
-    return _MARKS.sub(r"\\\1", " ".join(value.split()))
+    return _MARKS.sub(r"\\\1", visible(" ".join(value.split())))
 
 
 def fenced(text: str, language: str = "") -> Raw:

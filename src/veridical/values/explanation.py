@@ -13,7 +13,7 @@ from torch import Tensor
 
 from veridical.core import files
 from veridical.core.space import Space
-from veridical.errors import InputError, OutOfRangeError, ShapeError
+from veridical.errors import InputError, OutOfRangeError, ShapeError, visible
 from veridical.functional import has_spread, positions, rms_normalise
 from veridical.functional.correlation import ties_along
 from veridical.models.cost import Cost
@@ -335,7 +335,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         return (
-            f"Explanation by {self.explainer}: {len(self)} samples x {self.space.n_features} "
+            f"Explanation by {visible(self.explainer)}: {len(self)} samples x {self.space.n_features} "
             f"{self.space.kind} features, cost {self.cost}"
         )
 

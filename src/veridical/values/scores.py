@@ -16,7 +16,7 @@ from torch import Tensor
 
 from veridical.core import files
 from veridical.core.settings import check_settings
-from veridical.errors import InputError, ShapeError
+from veridical.errors import InputError, ShapeError, visible
 from veridical.functional import bootstrap_interval
 from veridical.models.cost import Cost
 
@@ -287,7 +287,7 @@ class Scores:
     def __repr__(self) -> str:
         low, high = self.ci()
         notes = "".join(f"; {count} flagged '{reason}'" for reason, count in self.flagged.items())
-        who = f" of {self.explainer}" if self.explainer else ""
+        who = visible(f" of {self.explainer}") if self.explainer else ""
         return (
             f"Scores {self.metric}{who}: mean {self.mean(skip_nan=True):.4f} [{low:.4f}, {high:.4f}] "
             f"over {len(self)} samples ({self.direction} is better{notes}), cost {self.cost}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veridical.core.files import write_file
-from veridical.errors import InputError, StorageError
+from veridical.errors import InputError, StorageError, visible
 from veridical.values.scores import Direction, Scores
 
 if TYPE_CHECKING:
@@ -126,22 +126,6 @@ def _shown(scores: Scores) -> str:
     if math.isnan(low):
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-_HIDDEN = {
-    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-    for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-}
-"""Control characters of a terminal, and those that turn the direction of what is read."""
-
-
-def visible(text: str) -> str:
-    """The text with its control characters written out, so that a name is no command to a terminal.
-
-    >>> visible(chr(27) + "[31mred") == chr(92) + "x1b[31mred"
-    True
-    """
-    return text.translate(_HIDDEN)
 
 
 def _line(text: str) -> str:

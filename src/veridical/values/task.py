@@ -16,7 +16,7 @@ from veridical.core.facts import fact
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.core.space import Space
-from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, warn
+from veridical.errors import InputError, NotApplicableError, OutOfRangeError, ShapeError, visible, warn
 from veridical.models.adapters import adapt, readapted
 from veridical.models.dataframes import FrameCodec, as_pandas, is_frame
 from veridical.models.embeddings import TOKEN_IDS, EmbeddingView, embedding_layer
@@ -177,7 +177,7 @@ class Task:
         copy: Copier | None = None,
     ) -> None:
         put = self.__dict__
-        put["name"] = name
+        put["name"] = visible(name)
         if isinstance(output, int):
             model, output = one_target(model, output), None
         classes = class_names(model)
