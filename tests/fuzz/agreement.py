@@ -19,8 +19,8 @@ from veridical.core.key import Key
 from veridical.models.cost import Cost
 from veridical.study import Study
 
-CLOSE = 1e-6
-"""How far numbers of a float64 model may lie apart under two plans, as a share of the largest beside them."""
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""How far numbers may lie apart under two plans, as a share of the largest, by the type of the model."""
 UNLIKE = {
     "written",
     "cost",
@@ -91,7 +91,7 @@ def digest(thing: Any) -> str:
     return made.hexdigest()[:16]
 
 
-def disagreement(one: Any, other: Any) -> str | None:
+def disagreement(one: Any, other: Any, precision: torch.dtype = torch.float64) -> str | None:
     """Where two answers to one call lie apart, or None."""
     for failed, done in ((one, other), (other, one)):
         if isinstance(failed, BaseException):
@@ -111,6 +111,6 @@ def disagreement(one: Any, other: Any) -> str | None:
             return f"{place}: {a.tolist()} and {b.tolist()} under another plan"
         finite = np.isfinite(a)
         apart = np.abs(a[finite] - b[finite]).max(initial=0.0)
-        if apart > CLOSE * max(np.abs(a[finite]).max(initial=0.0), 1e-9):
+        if apart > CLOSE[precision] * max(np.abs(a[finite]).max(initial=0.0), 1e-9):
             return f"{place}: {a.tolist()} and {b.tolist()} under another plan"
     return None

@@ -119,12 +119,13 @@ def one(seed: int, number: int, tally: Tally, agree: bool = True) -> None:
     """The n-th call of a seed, and for one in `TWICE` the same under another plan."""
     chance = random.Random(f"{seed}/{number}")
     kind = chance.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
-    what = f"{seed}/{number} {kind}"
+    what, drawn = f"{seed}/{number} {kind}", systems.Draw()
+    drawn.odd = MODEST
 
     def call(plan: vd.Plan) -> Any:
         torch.manual_seed(number)
-        drawn = systems.Draw(f"{seed}/{number}/{kind}")
-        drawn.plan, drawn.odd = plan, MODEST
+        drawn.seed(f"{seed}/{number}/{kind}")
+        drawn.plan = plan
         return KINDS[kind][0](drawn)
 
     answer = tally.attempt(what, lambda: call(PLANS[0]))
@@ -133,7 +134,7 @@ def one(seed: int, number: int, tally: Tally, agree: bool = True) -> None:
         other = Tally()
         again = other.attempt(what, lambda: call(chance.choice(PLANS[1:])))
         tally.outcomes["under another plan"] += 1
-        apart = agreement.disagreement(answer, again)
+        apart = agreement.disagreement(answer, again, drawn.precision)
         tally.wrong += [f"{line} (under another plan)" for line in other.wrong]
         if apart is not None:
             tally.outcomes["disagrees"] += 1
@@ -224,6 +225,8 @@ def tasks(chance: systems.Draw) -> vd.Task:
     model: nn.Module = Pictures(side) if picture else Any2D(width)
     if chance.random() < 0.5:
         model = model.double()
+    else:
+        chance.precision = torch.float32
     return vd.Task(model.eval(), x, **{"plan": chance.plan, **given, **options(chance, 0.04)})
 
 

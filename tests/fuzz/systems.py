@@ -28,6 +28,8 @@ class Draw(random.Random):
 
     plan: vd.Plan | None = None
     odd: tuple[Any, ...] = ()
+    precision: torch.dtype = torch.float64
+    """Of the model, and so of what may be expected of its numbers."""
 
     def some(self, known: Any, least: int, most: int) -> list[Any]:
         """A few of these, in an order of chance."""
