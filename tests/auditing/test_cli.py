@@ -71,3 +71,11 @@ def test_what_is_finished_stays_when_it_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "carry_out", lambda job, *rest: done.append(job) or real(job, *rest))
     assert CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path)]).exit_code == 0
     assert len({(job.label, job.place, job.draw) for job in done}) == len(done)
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path / "new"), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "rows forward" in result.output
+    assert "planted damage" in result.output
+    assert not (tmp_path / "new").exists()

@@ -12,7 +12,8 @@ import veridical as vd
 from tests.auditing.test_audit import TINY
 from veridical.auditing import audit, jobs
 from veridical.auditing.candidates import choose_metrics
-from veridical.auditing.elimination import CostEstimate, candidates, cost_of_scores
+from veridical.auditing.elimination import candidates
+from veridical.auditing.forecast import CostEstimate, cost_of_scores
 from veridical.auditing.jobs import Job, JobRunner
 from veridical.explainers import as_explainer
 from veridical.metrics import registry
@@ -135,8 +136,8 @@ def test_estimates_do_not_depend_on_what_was_evaluated_before():
 
 
 def test_no_estimate_is_more_than_all_subsets():
-    assert CostEstimate(100, 128).of(1, 5) == 105
-    assert CostEstimate(100, 128).of(4, 50) == 128
+    assert CostEstimate(100, most=128).of(1, 5) == 105
+    assert CostEstimate(100, most=128).of(4, 50) == 128
     table = vd.tasks.load("known/linear")[:4]
     few = cost_of_scores({"pixel_flipping": registry.make("pixel_flipping")}, table, 0)
     assert few.most == 2**table.space.n_features * table.fill.repeats_on(table)

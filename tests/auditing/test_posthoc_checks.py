@@ -29,7 +29,7 @@ from veridical.testing import red_team
 from veridical.testing.red_team import partial_lies
 from veridical.values.explanation import Explanation
 
-PLAN = replace(TINY, gef_draws=0, standing_samples=0)
+PLAN = replace(TINY, gef_draws=0, standing_samples=0, removal_draws=4)
 
 
 def rows(count, columns=6, seed=1):

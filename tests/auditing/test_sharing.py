@@ -81,7 +81,7 @@ def test_heavy_models_get_a_lighter_plan_by_what_can_be_counted(task):
 
 
 def test_the_second_opinion_is_given_or_says_why_not(task):
-    effort = replace(EFFORTS["glance"], gef_draws=0, meta_samples=24)
+    effort = replace(EFFORTS["glance"], gef_draws=0, meta_samples=24, describe=True)
     found = [
         vd.audit(task, explainers=METHODS[:count], effort=effort, concepts=(), progress=False)
         for count in (1, 2)

@@ -113,7 +113,7 @@ def test_removal_and_randomisation_must_both_hold():
     both = field(
         {"true": 3.0, "moving": 0.0, "template": 3.0, "follows_not": 3.0},
         template={"randomisation": won(0.5, 24)},
-        follows_not={"randomisation": (*won(1.0, 24)[:2], *won(0.0, 24)[2:])},
+        follows_not={"randomisation": (*won(1.0, 24)[:1], *won(0.0, 24)[1:])},
     )
     found = decide(both, METRICS)
     assert statuses(found) == {

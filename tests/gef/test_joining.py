@@ -67,7 +67,7 @@ def test_the_page_of_an_evaluation_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("something_left_out")
 def test_an_audit_says_so(tmp_path: Path) -> None:
-    effort = replace(EFFORTS["glance"], gef_draws=5, removal_draws=2, meta_samples=8, meta_draws=1)
+    effort = replace(EFFORTS["glance"], describe=True, gef_draws=5, meta_samples=8, meta_draws=1)
     found = vd.audit(vd.tasks.load("known/linear"), explainers=["gradient"], effort=effort, samples=24)
     assert sum(SENTENCE in note for note in found.notes) == 1
     assert SENTENCE in found.report(tmp_path / "page.html").read_text()

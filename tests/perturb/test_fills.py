@@ -15,6 +15,8 @@ from veridical.errors import InputError, NotApplicableError, UnknownNameError
 from veridical.metrics.faithfulness import PixelFlipping
 from veridical.perturb import fills
 from veridical.perturb.fills import as_fill, default_fill
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Given
 
 KEY = Key(0)
 IDS = torch.arange(3)
@@ -182,7 +184,8 @@ def test_a_fill_is_accepted_in_many_forms() -> None:
 
 @pytest.mark.parametrize(
     "fill",
-    [fills.Zero(), fills.Constant(2.0), fills.Token(3), fills.Mean(), fills.Marginal(7), fills.UniformNoise(),
+    [fills.Zero(), fills.Constant(2.0), fills.Token(3), fills.Mean(), fills.Marginal(7), fills.Summary(9),
+     fills.UniformNoise(),
      fills.Blur(1.5)],
     ids=lambda fill: fill.name,
 )  # fmt: skip
@@ -195,3 +198,40 @@ def test_json_round_trip_alone_and_inside_a_metric(fill: fills.Fill) -> None:
 def test_zero_takes_no_value() -> None:
     with pytest.raises(InputError, match=r"use Constant\(1.0\)"):
         fills.Zero(1.0)
+
+
+def test_a_summary_stands_for_all_rows_by_its_weights() -> None:
+    """Against all rows one by one, of which some are equal."""
+    few = torch.tensor([[0.0, 1.0], [4.0, -1.0], [4.0, -1.0], [9.0, 3.0]])
+    task = vd.Task(mlp(2), torch.randn(3, 2, dtype=few.dtype), train=few, fill=fills.Summary(3))
+    behind = fills.Backgrounds(task, task.fill, KEY)
+    assert behind.repeats == 3
+    assert sorted(behind.weights.tolist()) == [0.25, 0.25, 0.5]
+    rule = Given(torch.tensor([[True, False], [False, True], [True, True]]))
+    for summary in (fills.Summary(3), fills.Summary(4)):
+        torch.testing.assert_close(
+            probe(task, rule, fill=summary), probe(task, rule, fill=fills.Marginal(4)), rtol=0, atol=1e-6
+        )
+    # more features than a table of subsets holds
+    wide = vd.Task(mlp(15), torch.randn(3, 15), train=torch.randn(4, 15)[[0, 1, 1, 2, 3, 3]], fill="summary")
+    masks = Given(torch.rand(5, 15, generator=torch.Generator().manual_seed(0)) < 0.5)
+    torch.testing.assert_close(
+        probe(wide, masks), probe(wide, masks, fill=fills.Marginal()), rtol=0, atol=1e-6
+    )
+    sizes = [
+        vd.explain("input_magnitude", wide.changed(fill=fill)).values
+        for fill in (wide.fill, fills.Marginal())
+    ]
+    torch.testing.assert_close(*sizes, rtol=0, atol=1e-6)
+
+
+def test_a_summary_is_nearer_to_all_rows_than_as_many_drawn_ones() -> None:
+    task = vd.tasks.load("wine")[:12]
+    masks = Given(torch.rand(20, 13, generator=torch.Generator().manual_seed(0)) < 0.5)
+    full = probe(task, masks, fill=fills.Marginal(10**6))
+
+    def error(fill: fills.Fill) -> float:
+        return float((probe(task, masks, fill=fill) - full).square().mean().sqrt())
+
+    drawn = [error(fills.Marginal(20, draw=draw)) for draw in range(5)]
+    assert error(fills.Summary(20)) < min(drawn) / 1.3

@@ -27,6 +27,7 @@ TINY = replace(
     flip_steps=4,
     subset_runs=8,
     damage=(0.5, 1.0),
+    describe=True,
     meta_samples=10,
     standing_samples=2,
     standing_draws=20,

@@ -25,7 +25,7 @@ runner = CliRunner()
 
 @pytest.fixture(scope="module")
 def small_audit() -> Audit:
-    return vd.audit(vd.tasks.load("known/linear", 8), explainers=["gradient", "input_x_gradient"], seed=0)
+    return vd.audit(vd.tasks.load("known/linear", 24), explainers=["gradient", "input_x_gradient"], seed=0)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from veridical.auditing.check import Check, Checks
     from veridical.auditing.effort import EFFORTS, Effort
     from veridical.auditing.evidence import Test
+    from veridical.auditing.forecast import Forecast
     from veridical.auditing.result import Audit
     from veridical.auditing.run import audit
     from veridical.auditing.verdict import Field, MetricRole, Pair, Place, Verdict, decide
@@ -18,6 +19,7 @@ __getattr__, __dir__ = lazy_names(
         "audit": "veridical.auditing.run",
         "Audit": "veridical.auditing.result",
         "Test": "veridical.auditing.evidence",
+        "Forecast": "veridical.auditing.forecast",
         **dict.fromkeys(("Effort", "EFFORTS"), "veridical.auditing.effort"),
         **dict.fromkeys(("Check", "Checks"), "veridical.auditing.check"),
         **dict.fromkeys(
@@ -36,6 +38,7 @@ __all__ = [
     "MetricRole",
     "Pair",
     "Test",
+    "Forecast",
     "Field",
     "Check",
     "Checks",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from veridical.api import as_metric, labelled
 from veridical.auditing.check import Checks
-from veridical.auditing.effort import Effort
+from veridical.auditing.effort import IMPORTANCE_ROWS, Effort
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalError, unknown_name
 from veridical.explainers import Explainer, as_explainer
 from veridical.explainers import registry as explainer_registry
+from veridical.explainers.occlusion import PermutationImportance
 from veridical.fidelity import FFid, Finetuned, RFid, RobustnessTable, finetune, robustness_table
 from veridical.fidelity.finetuning import why_no_finetuning
 from veridical.fidelity.robustness import ORIGINAL, TUNED
@@ -88,6 +89,8 @@ def choose_explainers(
             if reason is None and not effort.variants and name not in FAMILIES:
                 reason = "a variant of others; it joins at effort 'thorough' or when named"
             if reason is None:
+                if effort.coarse and isinstance(explainer, PermutationImportance):
+                    explainer = replace(explainer, rows=IMPORTANCE_ROWS)
                 chosen[name] = explainer
             else:
                 skipped[name] = reason
@@ -126,7 +129,6 @@ class MetricPanel:
     """The metrics of an audit by label: those of each criterion that decide, and those that describe."""
 
     removal: Mapping[str, Metric]
-    randomisation: Mapping[str, Metric]
     truth: Mapping[str, Metric]
     describing: Mapping[str, AnyMetric]
     refused: Mapping[str, str]
@@ -162,14 +164,12 @@ def choose_metrics(
         describing["pointing_game"] = make("pointing_game")
         marked = truth if "truth" in criteria else describing
         marked["relevance_rank_accuracy"] = make("relevance_rank_accuracy")
-    if effort.gef_draws >= MIN_DRAWS:  # with fewer draws there is nothing to correlate
+    if effort.describe and effort.gef_draws >= MIN_DRAWS:  # with fewer draws there is nothing to correlate
         describing["gef_iso"] = IsoSigma(draws=effort.gef_draws)
-    describing |= {
-        "avg_sensitivity": make("avg_sensitivity", draws=effort.noise_draws),
-        "efficient_mprt": make("efficient_mprt"),
-        "sparseness": make("sparseness"),
-        "complexity": make("complexity"),
-    }
+    if effort.describe:
+        describing["avg_sensitivity"] = make("avg_sensitivity", draws=effort.noise_draws)
+        describing["efficient_mprt"] = make("efficient_mprt")
+    describing |= {"sparseness": make("sparseness"), "complexity": make("complexity")}  # of maps at hand
     refused: dict[str, str] = {}
 
     def applying(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +179,6 @@ def choose_metrics(
 
     return MetricPanel(
         applying(removal or _removal(task, effort, finetuned)),
-        applying(removal or _removal(task, effort, None)),  # no copy has a fine-tuned model
         applying(truth),
         applying(describing),
         refused,
@@ -250,12 +249,22 @@ def finetuned_model(
     return None, None
 
 
+def finetuning_rows(task: Task, train: Any, effort: Effort) -> int:
+    """On how many rows a model would be fine-tuned, if masks disturb it."""
+    if _why_not_tuned(task, train, effort) is not None:
+        return 0
+    given = task.train if train is None else train[0] if isinstance(train, tuple) else train
+    return min(effort.training_rows, 0 if given is None else len(given))
+
+
 def _why_the_original(task: Task, train: Any, checks: Checks, effort: Effort) -> str | None:
     """Why F-Fidelity needs or gets no fine-tuned model here."""
+    return "masks hardly disturb it" if not checks.masking_hurts else _why_not_tuned(task, train, effort)
+
+
+def _why_not_tuned(task: Task, train: Any, effort: Effort) -> str | None:
     if task.head in ("regression", "generation"):
         return f"a {task.head} has no right class"
-    if not checks.masking_hurts:
-        return "masks hardly disturb it"
     reason = why_no_finetuning(task, train)
     if reason is not None:
         return f"it cannot be fine-tuned: {reason}"

@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from veridical.auditing.effort import Effort, effort_of, some_of
+from veridical.auditing.evidence import MIN_SAMPLES
+from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.errors import NotApplicableError
+from veridical.explainers.diagnostics import difference_from_empty
 from veridical.fidelity.correctness import accuracy, at_chance, chance_level, check_labels, predicted_labels
 from veridical.fidelity.removal import budget
 from veridical.fidelity.robustness import LITTLE_LOSS, masked_predictions
+from veridical.functional.responses import grid_step
 from veridical.gef import Assumptions, assumptions
+from veridical.perturb.fills import Fill
+from veridical.perturb.probe import probe
+from veridical.perturb.rules import Given
 from veridical.values.task import Task
 
 LABELLED = 1000
@@ -51,7 +60,13 @@ class Checks:
         return tuple(check for check in self.checks if check.passed is False)
 
 
-def check(task: Task, whole: Task | None = None, effort: str | Effort = "quick", seed: int = 0) -> Checks:
+def check(
+    task: Task,
+    whole: Task | None = None,
+    effort: str | Effort = "quick",
+    seed: int = 0,
+    assumed: bool = True,
+) -> Checks:
     """Check the model alone, before any explanation: accuracy, masking, assumptions of metrics.
 
     Parameters
@@ -64,6 +79,8 @@ def check(task: Task, whole: Task | None = None, effort: str | Effort = "quick",
         How much the check of the assumptions does.
     seed : int
         Seed of all draws.
+    assumed : bool
+        Whether the assumptions of metrics are checked too, which evaluates far more rows than the rest.
 
     Returns
     -------
@@ -79,7 +96,7 @@ def check(task: Task, whole: Task | None = None, effort: str | Effort = "quick",
     whole = task if whole is None else whole
     effort = effort_of(effort, task)
     loss, masking = _masking(task, Key(seed) / "audit" / "masking")
-    watched = _assumptions(task, effort, seed)
+    watched = _assumptions(task, effort, seed) if assumed else None
     found = [*_steadiness(task), *_accuracy(some_of(whole, LABELLED, seed)), *_variety(task), *masking]
     return Checks((*found, *_assumption_checks(watched)), loss, watched)
 
@@ -87,6 +104,33 @@ def check(task: Task, whole: Task | None = None, effort: str | Effort = "quick",
 def moves_by(task: Task) -> str:
     """How far the outputs of a model move from call to call, in words; empty where they stay."""
     return f"the model's outputs move by {task.moves:.0%} of their size from call to call" * bool(task.moves)
+
+
+def summary_note(task: Task, given: Fill, key: Key) -> str:
+    """How far the mean outputs under the task's fill, a summary, are from those under the given one."""
+    one, draws = torch.zeros(1, dtype=torch.int64), torch.arange(8)
+    some, masks = task[:8], keyed.uniform(key, one, draws, task.space.n_features)
+    rule = Given((masks[0] < 0.5).to(task.device))
+    short, long = (probe(some, rule, fill=fill, key=key) for fill in (task.fill, given))
+    error = float((short - long).square().mean().sqrt() / long.std().clamp(min=1e-12))
+    return (
+        f"Removed columns take the values of {task.fill.repeats_on(task)} weighted rows that stand for "
+        f"{given.repeats_on(task)} reference rows; mean outputs then differ by {error:.1%} of their spread "
+        "(effort='standard' takes all)."
+    )
+
+
+def why_no_verdict(task: Task) -> str:
+    """Why no explanation of these samples can be judged, known before any is made; empty where it can."""
+    if len(task) < MIN_SAMPLES:
+        return f"{len(task)} samples are too few; give at least {MIN_SAMPLES}, better 64"
+    if task.moves:
+        return moves_by(task)
+    step = grid_step(task.predictor.rounding or task.outputs.dtype) * float(task.outputs.abs().max())
+    if float((task.outputs - task.outputs[:1]).abs().max()) > step:
+        return ""
+    same = float(difference_from_empty(task, Key(0) / "audit").abs().max()) <= step
+    return f"the model gives all {len(task)} samples the same output, whatever is masked" * same
 
 
 def _steadiness(task: Task) -> list[Check]:

@@ -37,7 +37,7 @@ from veridical.values.scores import Scores
 from veridical.values.task import Task
 
 
-def describe(elimination: Elimination, table: Evaluation, effort: Effort, seed: int) -> Evaluation:
+def described(elimination: Elimination, table: Evaluation, effort: Effort, seed: int) -> Evaluation:
     """Score what describes, on the samples of the first stage; methods with costly maps are left out."""
     task, memo = elimination.first_stage, elimination.jobs.memo
     scores, failures = dict(table.scores), list(table.failures)
@@ -117,7 +117,7 @@ def standings_of(
 ) -> dict[str, Standing]:
     """Where the chosen explanation stands among random rankings, on a few samples."""
     explanation = None if who is None else evaluation.explanations.get(who)
-    if who is None or explanation is None or not effort.standing_samples:
+    if who is None or explanation is None or not (effort.describe and effort.standing_samples):
         return {}
     few = slice(0, min(effort.standing_samples, len(explanation)))
     metric = registry.make("pixel_flipping", steps=min(effort.flip_steps, task.space.n_features))
@@ -161,7 +161,7 @@ def reliability_of(
     All explainers of an audit meet the same draws of a metric, so it is meta-evaluated with the same draws
     for every perturbed model too: what fresh ones would add is common to all explainers and moves no ranking.
     """
-    if not effort.meta_samples:
+    if not (effort.describe and effort.meta_samples):
         return None
     task = elimination.task
     few = task[: effort.meta_samples]

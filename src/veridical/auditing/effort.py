@@ -36,6 +36,8 @@ class Effort:
     """Rows that may be evaluated, about; a method or a stage that does not fit is left out."""
     variants: bool
     """Whether explainers that vary others join unasked."""
+    describe: bool
+    """Whether what decides nothing is measured too: GEF, sensitivity, assumptions, standing, concepts."""
     gef_draws: Index
     """Noisy models per level of GEF, which describes; none at 0."""
     gef_rows: Index
@@ -44,6 +46,8 @@ class Effort:
     """Perturbed models, at most, when noise strengths are looked for."""
     layer_steps: Count
     """Groups in which layers are randomised to check the model."""
+    coarse: bool
+    """Whether few weighted rows stand for the reference rows that fill tables, and importance takes fewer."""
     removal_draws: Count
     """Random parts that F-Fidelity removes per sample and size."""
     removal_sizes: tuple[Between, ...]
@@ -78,6 +82,10 @@ class Effort:
                 raise InputError(f"Effort: {name} is empty; give at least one share")
 
 
+FILL_ROWS = 20
+"""Weighted rows that stand for all in the fill of coarse audits of tables."""
+IMPORTANCE_ROWS = 4
+"""Reference rows of permutation importance in coarse audits."""
 COARSE, SIZES = (0.1, 0.5, 0.9), (0.1, 0.3, 0.5, 0.7, 0.9)
 FINE = tuple(percent / 100 for percent in range(5, 100, 5))
 ALL = 10**12
@@ -86,21 +94,23 @@ _LEVELS: Mapping[str, tuple[Any, Any, Any, Any]] = {
     "samples": (24, 64, 200, 1000),
     "budget": (20_000_000, 100_000_000, 500_000_000, ALL),
     "variants": (False, False, False, True),
+    "describe": (False, False, True, True),
     "gef_draws": (5, 5, 10, 20),
     "gef_rows": (32, 32, 32, 32),
     "search_draws": (40, 80, 400, 400),
     "layer_steps": (1, 1, 4, 10),
-    "removal_draws": (4, 10, 20, 50),
-    "removal_sizes": (COARSE, SIZES, SIZES, FINE),
-    "flip_steps": (8, 16, 24, 50),
-    "subset_runs": (24, 50, 100, 100),
+    "coarse": (True, True, False, False),
+    "removal_draws": (1, 1, 20, 50),
+    "removal_sizes": (COARSE, COARSE, SIZES, FINE),
+    "flip_steps": (8, 8, 24, 50),
+    "subset_runs": (24, 24, 100, 100),
     "noise_draws": (2, 5, 10, 10),
     "damage": ((0.5, 1.0), (0.2, 0.6, 1.0), (0.2, 0.4, 0.6, 0.8, 1.0), (0.2, 0.4, 0.6, 0.8, 1.0)),
-    "meta_samples": (0, 0, 100, 1000),
+    "meta_samples": (24, 64, 100, 1000),
     "meta_draws": (1, 1, 2, 5),
     "meta_iterations": (1, 1, 2, 3),
-    "standing_samples": (0, 4, 8, 16),
-    "standing_draws": (0, 200, 1000, 1000),
+    "standing_samples": (4, 4, 8, 16),
+    "standing_draws": (200, 200, 1000, 1000),
     "training_rows": (0, 2000, 10_000, ALL),
     "training_epochs": (0, 10, 30, 30),
 }
@@ -109,13 +119,18 @@ EFFORTS: Mapping[str, Effort] = {
     name: Effort(name=name, **{setting: levels[i] for setting, levels in _LEVELS.items()})
     for i, name in enumerate(_NAMES)
 }
-_LIGHT = replace(EFFORTS["glance"], removal_draws=3, search_draws=20, gef_draws=0)
+_LIGHT = replace(EFFORTS["glance"], search_draws=20, gef_draws=0)
 ON_HEAVY: Mapping[str, Effort] = {
     "glance": replace(_LIGHT, budget=60_000),
     "quick": replace(_LIGHT, name="quick", samples=64, budget=120_000),
     "standard": replace(
         EFFORTS["quick"],
         name="standard",
+        describe=True,
+        removal_draws=10,
+        removal_sizes=SIZES,
+        flip_steps=16,
+        subset_runs=50,
         budget=500_000,
         standing_draws=100,
         training_rows=10_000,

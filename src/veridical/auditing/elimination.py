@@ -22,11 +22,14 @@ from veridical.auditing.evidence import (
     of_head,
     passed,
 )
+from veridical.auditing.forecast import CostEstimate, cost_of_map, typical_sample
 from veridical.auditing.grade import Grade
 from veridical.auditing.hidden import Veto
 from veridical.auditing.jobs import Done, Job, JobRunner
 from veridical.auditing.measured_effects import Effects
 from veridical.auditing.model_randomisation import (
+    MAPS,
+    SCORES,
     Copies,
     Pairing,
     pairings,
@@ -36,64 +39,17 @@ from veridical.auditing.model_randomisation import (
     size_jobs,
 )
 from veridical.auditing.posthoc_checks import why_no_sample
-from veridical.core.key import Key
-from veridical.errors import warn
+from veridical.errors import InputError, warn
 from veridical.explainers import Explainer
-from veridical.explainers.controls import Random
 from veridical.gef.iso_gef import joined_scores
 from veridical.metrics import Metric
-from veridical.models.context import Memo
 from veridical.models.cost import Cost
-from veridical.perturb.subset_table import has_few
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 STOP_AFTER = 64
 """Samples from which on an elimination in which nothing is open may end."""
-
-
-class CostEstimate(NamedTuple):
-    """Rows per sample that the scores of one map evaluate, and the most there are to evaluate."""
-
-    score: int
-    most: float = math.inf
-    """The subsets of a sample, where it has few features."""
-
-    def of(self, scores: int, maps_rows: int) -> float:
-        """Rows per sample of the scores of so many maps, which evaluate `maps_rows` themselves."""
-        return min(scores * self.score + maps_rows, self.most)
-
-
-def typical_sample(task: Task) -> Task:
-    """A sample that has rather many features: three in four have no more."""
-    order = task.space.counts(len(task)).argsort(stable=True)
-    return task[order[(3 * len(order)) // 4].reshape(1).to(task.device)]
-
-
-def cost_of_map(explainer: Explainer, one: Task, seed: int) -> Cost:
-    """What one map evaluates; nothing where it fails, which is recorded when it is carried out."""
-    try:
-        return explainer(one.changed(), Key(seed)).cost
-    except Exception:
-        return Cost()
-
-
-def cost_of_scores(metrics: Mapping[str, Metric], task: Task, seed: int) -> CostEstimate:
-    """What the scores of one map evaluate per sample, counted on one sample."""
-    one, memo, score = typical_sample(task), Memo(), 0
-    made = Random()(one, Key(seed))
-    for metric in metrics.values():
-        try:
-            cost = metric(one, made, Key(seed), memo).cost
-        except Exception:  # it fails again where that is recorded
-            continue
-        score += cost.forward + cost.backward
-    few = has_few(task, task.fill)
-    if few is None or not bool(few.all()):
-        return CostEstimate(score)
-    subsets = float((2.0 ** task.space.counts(len(task))).mean())
-    return CostEstimate(score, subsets * task.fill.repeats_on(task))
 
 
 @dataclass(eq=False)
@@ -142,6 +98,8 @@ class Candidate:
     def sample_scores(self, metrics: Mapping[str, object], draw: int = 0) -> SampleScores:
         """The scores of its maps under these metrics."""
         stages = self.done if not draw else [stage[draw - 1] for stage in self.draws]
+        if not stages:
+            return SampleScores(torch.empty(len(metrics), 0), torch.ones(0, dtype=torch.bool))
         return sample_scores(stages, self.sizes, metrics)
 
     def all_draws(self, metrics: Mapping[str, object]) -> list[SampleScores]:
@@ -173,14 +131,17 @@ class Elimination:
     task: Task
     panel: MetricPanel
     criteria: tuple[str, ...]
-    copies: Copies | None
+    randomised: bool
+    """Whether other models will be set against the maps."""
     jobs: JobRunner
     budget: int
     candidates: dict[str, Candidate]
     controls: dict[str, Candidate]
     estimate: CostEstimate
-    absent: Mapping[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
     """Questions that cannot be asked on this task, and why."""
+    copies: Copies | None = None
+    """Those other models."""
     admissible: tuple[int, ...] = ()
     """The removal metrics that are admissible, known after the first stage."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -224,19 +185,25 @@ class Elimination:
         """The removal metrics that are admissible."""
         return [label for i, label in enumerate(self.panel.removal) if i in self.admissible]
 
+    @property
+    def untuned(self) -> dict[str, Metric]:
+        """Those of them that run the model as it is."""
+        found = {label: self.panel.removal[label] for label in self.admissible_labels}
+        return {label: one for label, one in found.items() if getattr(one, "finetuned", None) is None}
+
     # --- the budget -------------------------------------------------------------------------------------
 
     def cost(self, samples: int, candidates: Sequence[Candidate]) -> float:
         """Rows of a stage in which all these go through every test, by the estimate.
 
         A map and two scores each (its own, and that of its map of another sample), and a score for every draw
-        of a control; in the model randomisation test two maps and five scores more.
+        of a control; in the model randomisation test maps and scores for every copy.
         """
         maps, many = sum(candidate.rows for candidate in candidates), len(candidates)
         draws = sum(control.count for control in self.controls.values())
-        found = self.estimate.of(draws + 2 * many, maps)
-        if self.copies is not None:  # every copy is a model with outputs of its own
-            found += self.estimate.of(3 * many + 1, 2 * maps) + self.estimate.of(2 * many, 0)
+        found = self.estimate.own(draws + 2 * many, maps)
+        if self.randomised:  # every copy is a model with outputs of its own
+            found += self.estimate.of(SCORES * many + 1, MAPS * maps)
         return samples * found
 
     def fits(self, samples: int, candidates: Sequence[Candidate]) -> bool:
@@ -256,9 +223,29 @@ class Elimination:
             del self.candidates[candidate.label]
             self.left_out[candidate.label] = (
                 f"one map evaluates {candidate.rows:,} rows, and {samples} of them"
-                f"{', with those of other models,' if self.copies is not None else ''} do not fit the budget "
+                f"{', with those of other models,' if self.randomised else ''} do not fit the budget "
                 f"of {self.budget:,} rows; give budget= more"
             )
+        if not self.candidates:
+            raise InputError("no explainer fits the budget: " + "; ".join(self.left_out.values()))
+
+    def hold_back(self, samples: int, rules: Rules) -> bool:
+        """Let the dearest undecided methods wait until a stage of the others fits; whether there is one.
+
+        Sixty-four samples of eight methods tell more than twenty-four of thirteen.
+        """
+        undecided = [one for one in self.remaining if not passed(rules.questions(self.entry(one)))]
+        going, waiting = list(self.remaining), list[Candidate]()
+        for one in sorted(undecided, key=lambda one: -one.rows):
+            if not self.fits(samples, going):
+                going.remove(one)
+                waiting.append(one)
+        if not going or not self.fits(samples, going):
+            return False
+        for one in waiting:
+            one.unfinished = f"the budget of {self.budget:,} rows; give budget= more"
+            one.dropped = f"after {self.samples} samples: {one.unfinished}"
+        return True
 
     # --- one stage --------------------------------------------------------------------------------------
 
@@ -266,11 +253,8 @@ class Elimination:
         """Explain and score the next samples, controls first, then the methods that remain."""
         batch = self.task[start:stop]
         self.used += self.cost(stop - start, self.remaining)
-        scoring: dict[str, Metric] = dict(self.panel.scoring)
-        self._score(list(self.controls.values()), batch, start, scoring)
-        if self.copies is not None:
-            scoring |= self.panel.randomisation
-        self._score(self.remaining, batch, start, scoring)
+        self._score(list(self.controls.values()), batch, start, self.panel.scoring)
+        self._score(self.remaining, batch, start, self.panel.scoring)
         self.stages.append(Stage(start, stop, batch, []))
 
     def _score(
@@ -298,7 +282,7 @@ class Elimination:
         """Set other models against the maps of those that pass all else, on more samples while it is open."""
         if self.copies is None:
             return
-        metrics = self.panel.randomisation
+        metrics = self.untuned
         for number, (start, stop, batch, pairs) in enumerate(self.stages):
             open_ones = [
                 (candidate, made)
@@ -332,6 +316,13 @@ class Elimination:
                     randomisation_units(own, pairs, theirs, sizes, list(metrics), rules.grid)
                 )
 
+    def leave_out_fine_tuned(self) -> None:
+        """Without the test where only metrics with a fine-tuned model see damage: no copy has one."""
+        if self.copies is not None and not self.untuned:
+            self.copies, self.randomised = None, False
+            self.criteria = tuple(line for line in self.criteria if line != "randomisation")
+            self.absent["randomisation"] = "only metrics with a fine-tuned model see damage here"
+
     def _randomisation_open(self, candidate: Candidate, rules: Rules) -> bool:
         """Whether it passes all else, and the test has not been decided either way."""
         questions = rules.questions(self.entry(candidate))
@@ -361,7 +352,7 @@ class Elimination:
     def entry(self, candidate: Candidate) -> Entry:
         """What the verdict knows of a method."""
         panel = self.panel
-        deciding = (None, *self.admissible_labels, *panel.truth, *panel.randomisation)
+        deciding = (None, *self.admissible_labels, *panel.truth)
         failed = next((one for one in candidate.failures if one.metric in deciding), None)
         why = "" if failed is None else f"{failed.metric or 'its map'} failed: {failed.message}"
         return Entry(

@@ -145,13 +145,9 @@ The level of comparisons is divided over all of these, also where fewer are made
 worse, a larger one with the same first interim analyses would call worse, too.
 """
 ANOTHER_SAMPLE = "its map of another sample of the class"
-HERE = ("another model's map, same class", "another model's map, its own class")
+HERE = ("another model's map",)
 SIZE = "on another model: the size of the input"
-THERE = (
-    "on another model: this one's map, same class",
-    "on another model: this one's map, its own class",
-    SIZE,
-)
+THERE = ("on another model: this one's map", SIZE)
 """What the two halves of the model randomisation test set a method's maps against.
 
 The size of the input is the best guess about a model that nobody trained: a map that falls back on it
@@ -161,10 +157,7 @@ wherever it finds such a model would win all else.
 
 def of_head(rival: str, head: str) -> str:
     """A rival's name for this head: one without classes has the same answer, or output, in both models."""
-    same = {"generation": "same answer", "regression": "same output"}.get(head)
-    if same is None:
-        return rival
-    return rival.replace("same class", same).replace("its own class", same).replace(" of the class", "")
+    return rival.replace(" of the class", "") if head in ("generation", "regression") else rival
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from veridical.core.key import Key
 from veridical.errors import InputError, VeridicalError
 from veridical.explainers import Explainer
 from veridical.explainers.controls import InputMagnitude
-from veridical.explainers.diagnostics import difference_from_empty
+from veridical.explainers.diagnostics import difference_from_empty, output_of_target
+from veridical.functional import pearson
 from veridical.functional.responses import grid_step
 from veridical.metrics import Metric
 from veridical.models.adapters import adapt
@@ -26,10 +27,16 @@ from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 COPIES = 4
+MAPS, SCORES = 1, 3
+"""Maps of each method and sample in the test, and their scores."""
 STEPS = 100
 """Grid steps that the response of a copy moves, at least, when everything is masked."""
 SHARE = 0.1
 """The share of samples in which it may move less."""
+ALIKE = 0.9
+"""The correlation of responses over samples from which on a copy is no other model."""
+TRIES = 3 * COPIES
+"""Copies that are drawn at most to find those that are other models."""
 NORM_ROWS = 256
 """Rows from which copies estimate the statistics of batch normalisation."""
 
@@ -62,10 +69,15 @@ class Scaled:
         return self.output(returned) * self.factor
 
 
+def has_weights(task: Task) -> bool:
+    """Whether the model has weights that torch can see, so that others of its shape can be made."""
+    source = task.predictor.source
+    return not source.shared and any(p.is_floating_point() for p in source.module.parameters())
+
+
 def other_models(task: Task, seed: int) -> tuple[Copies | None, str]:
     """Four copies with fresh weights, or noisy ones where masks do not move those; and why."""
-    source = task.predictor.source
-    if source.shared or not any(p.is_floating_point() for p in source.module.parameters()):
+    if not has_weights(task):
         return None, (
             "the model has no weights that torch can see, so no other model of its shape can be made; models "
             "of its kind trained on shuffled labels would do, given as others=[...]"
@@ -76,12 +88,17 @@ def other_models(task: Task, seed: int) -> tuple[Copies | None, str]:
     }
     reasons: list[str] = []
     for kind, make in makers.items():
+        made, why = list[nn.Module](), ""
         try:
-            made = [_copy(task, make, Key(seed) / "audit" / "swap" / kind / k) for k in range(COPIES)]
-            why = next((reason for module in made if (reason := _degenerate(task, module))), "")
+            for k in range(TRIES):
+                module = _copy(task, make, Key(seed) / "audit" / "swap" / kind / k)
+                reason = _degenerate(task, module)
+                made, why = (made, reason) if reason else ([*made, module], why)
+                if len(made) == COPIES or (reason and k + 1 == COPIES and not made):
+                    break
         except (VeridicalError, RuntimeError) as error:
-            why = f"they cannot be evaluated: {error}"
-        if not why:
+            made, why = [], f"they cannot be evaluated: {error}"
+        if len(made) == COPIES:
             note = "".join(f"re-initialised copies are no use here: {reason}" for reason in reasons)
             return Copies(tuple(made), tuple(_factor(task, module) for module in made), kind), note
         reasons.append(why)
@@ -144,6 +161,10 @@ def _degenerate(task: Task, module: nn.Module) -> str:
         same = still((there.outputs - task.outputs).double().abs().amax(-1))
         if same > SHARE:
             return f"the outputs of a copy are those of the model in {same:.0%} of the samples"
+        both = [output_of_target(of).double() for of in (task, there.with_targets(task.targets))]
+        r = float(pearson(*both))
+        if r >= ALIKE:
+            return f"the outputs of a copy go with those of the model (r = {r:.2f} over samples)"
     empty = still(there.uncounted(lambda: difference_from_empty(there, Key(0) / "swap")))
     if empty > SHARE:
         return f"masking everything leaves the output of a copy as it was in {empty:.0%} of the samples"
@@ -157,21 +178,12 @@ def on(task: Task, module: nn.Module, factor: float = 1.0) -> Task:
 
 
 class Pairing(NamedTuple):
-    """Some samples under the audited model and under the copy they meet, each for the class it predicts.
-
-    Where both predict the same class, maps for the other's class are those at hand: `split` holds in which
-    samples they do not, and the last four tasks are about those alone.
-    """
+    """Some samples under the audited model and under the copy they meet, each for the class it predicts."""
 
     rows: Tensor
     copy: int
     mine: Task
     theirs: Task
-    split: Tensor
-    split_mine: Task | None = None
-    split_theirs: Task | None = None
-    theirs_for_my_class: Task | None = None
-    mine_for_their_class: Task | None = None
 
 
 def pairings(batch: Task, start: int, copies: Copies) -> list[Pairing]:
@@ -180,18 +192,10 @@ def pairings(batch: Task, start: int, copies: Copies) -> list[Pairing]:
     for k, (module, factor) in enumerate(zip(copies.modules, copies.factors, strict=True)):
         numbers = torch.arange(len(batch), device=batch.device)
         rows = numbers[(start + numbers) % len(copies.modules) == k]
-        if not len(rows):
-            continue
-        mine = batch[rows]
-        theirs = on(mine, module, factor)
-        theirs = theirs.with_targets(theirs.predictions)
-        split = (theirs.targets != mine.targets).nonzero()[:, 0]
-        if not len(split):
-            out.append(Pairing(rows, k, mine, theirs, split))
-            continue
-        some = (mine, theirs) if len(split) == len(rows) else (mine[split], theirs[split])
-        both = some[1].with_targets(some[0].targets), some[0].with_targets(some[1].targets)
-        out.append(Pairing(rows, k, mine, theirs, split, *some, *both))
+        if len(rows):
+            mine = batch[rows]
+            theirs = on(mine, module, factor)
+            out.append(Pairing(rows, k, mine, theirs.with_targets(theirs.predictions)))
     return out
 
 
@@ -203,27 +207,16 @@ def randomisation_jobs(
     place: str,
     made: Explanation,
 ) -> list[Job]:
-    """Two jobs for every copy, the copy's maps and ours scored there, and two more where classes differ."""
+    """Two jobs for every copy: its maps, scored there and here, and ours, scored there."""
     at_hand = replace(made, cost=Cost())  # paid for already
-
-    def job(pair: Pairing, what: str, explained: Task, scored_on: Task, **more: Any) -> Job:
-        return Job(
-            label, explainer, metrics, explained, scored_on, f"{place}, copy {pair.copy}: {what}", **more
-        )
-
     jobs = []
     for pair in pairs:
-        ours = at_hand.take(pair.rows.to(made.ids.device))
+        where, ours = f"{place}, copy {pair.copy}", at_hand.take(pair.rows.to(made.ids.device))
+        here, there = pair.mine, pair.theirs
         jobs += [
-            job(pair, "theirs, there and here", pair.theirs, pair.theirs, elsewhere=pair.mine),
-            job(pair, "ours, there", pair.mine, pair.theirs, made=ours),
+            Job(label, explainer, metrics, there, there, f"{where}: theirs, there and here", elsewhere=here),
+            Job(label, explainer, metrics, here, there, f"{where}: ours, there", made=ours),
         ]
-        if pair.split_mine is not None and pair.theirs_for_my_class is not None:
-            jobs.append(job(pair, "theirs for our class, here", pair.theirs_for_my_class, pair.split_mine))
-        if pair.split_theirs is not None and pair.mine_for_their_class is not None:
-            jobs.append(
-                job(pair, "ours for their class, there", pair.mine_for_their_class, pair.split_theirs)
-            )
     return jobs
 
 
@@ -244,28 +237,20 @@ def randomisation_units(
     metrics: Sequence[str],
     grid: Grid,
 ) -> tuple[Tensor, ...]:
-    """The units of the five tests in the order of samples: two rivals here, three there."""
+    """The units of the three tests in the order of samples: one rival here, two there.
+
+    Each model's map is that for the class it predicts. A map of the class alone wins here, where classes
+    differ, and not there; one that is spoilt for classes a model does not predict ties in both.
+    """
     order = torch.cat([pair.rows for pair in pairs]).argsort().cpu()
-    found: list[list[SampleScores]] = [[] for _ in range(6)]
-    left = iter(done)
-    for pair, size in zip(pairs, sizes_there, strict=True):
-        count, both, made = [len(pair.rows)], next(left), next(left)
-        theirs, here = (
-            sample_scores([both], count, metrics),
-            sample_scores([both], count, list(map(elsewhere, metrics))),
-        )
-        there = sample_scores([made], count, metrics)
-        other, ours = here, there
-        if len(pair.split):
-            rows = pair.split.cpu()
-            other = here.replaced(rows, sample_scores([next(left)], [len(rows)], metrics))
-            ours = there.replaced(rows, sample_scores([next(left)], [len(rows)], metrics))
-        for kept, one in zip(
-            found, (other, here, theirs, ours, there, sample_scores([size], count, metrics)), strict=True
-        ):
-            kept.append(one)
-    other, here, theirs, ours, there, sizes = (joined(some).take(order) for some in found)
-    tests = [(own, other), (own, here), (theirs, ours), (theirs, there), (theirs, sizes)]
+    found: list[list[SampleScores]] = [[], [], [], []]
+    for pair, theirs, ours, size in zip(pairs, done[::2], done[1::2], sizes_there, strict=True):
+        count = [len(pair.rows)]
+        found[0].append(sample_scores([theirs], count, list(map(elsewhere, metrics))))
+        for kept, one in zip(found[1:], (theirs, ours, size), strict=True):
+            kept.append(sample_scores([one], count, metrics))
+    here, theirs_there, ours_there, sizes = (joined(some).take(order) for some in found)
+    tests = [(own, here), (theirs_there, ours_there), (theirs_there, sizes)]
     return tuple(units(first, [rival], grid) for first, rival in tests)
 
 

@@ -272,7 +272,6 @@ def _effects(elimination: Elimination) -> Effects | None:
             elimination.effects.append(measured_effects(stage.task, context))
         except VeridicalError:
             return None
-        elimination.used += elimination.effects[-1].rows
     each = elimination.effects
     values, errors = (torch.cat(parts) for parts in zip(*((e.values, e.errors) for e in each), strict=True))
     return Effects(values, errors, all(e.exact for e in each), sum(e.rows for e in each), each[0].cells)

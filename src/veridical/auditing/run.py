@@ -9,51 +9,65 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, overload
 
 import torch
 
 from veridical._version import __version__
-from veridical.auditing.candidates import choose_criteria, choose_explainers, choose_metrics, finetuned_model
-from veridical.auditing.check import check, moves_by
+from veridical.auditing.candidates import (
+    choose_criteria,
+    choose_explainers,
+    choose_metrics,
+    finetuned_model,
+    finetuning_rows,
+)
+from veridical.auditing.check import check, moves_by, summary_note, why_no_verdict
 from veridical.auditing.description import (
     beside,
     concepts_of,
-    describe,
+    described,
     prompts_of,
     reliability_of,
     standings_of,
 )
-from veridical.auditing.effort import Effort, effort_of, first_of_each, in_drawn_order
+from veridical.auditing.effort import FILL_ROWS, Effort, effort_of, first_of_each, heavy, in_drawn_order
 from veridical.auditing.elimination import (
     STOP_AFTER,
     Candidate,
     Elimination,
     candidates,
-    cost_of_scores,
     evaluation_of,
 )
 from veridical.auditing.evidence import MIN_SAMPLES
+from veridical.auditing.forecast import Forecast, cost_of_scores, forecast
 from veridical.auditing.jobs import JobRunner
-from veridical.auditing.model_randomisation import given_models, other_models
+from veridical.auditing.model_randomisation import given_models, has_weights, other_models
 from veridical.auditing.posthoc_checks import give_grades, run_posthoc_checks
 from veridical.auditing.result import Audit
 from veridical.auditing.sentences import Circumstances, in_sentences
 from veridical.auditing.verdict import Field, decide, metric_roles
 from veridical.concepts.materials import entries
 from veridical.core.allowed import MANY, Within
+from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.errors import InputError, VeridicalError
 from veridical.gef.perturbation_log import incomplete
 from veridical.meta.admissible import PlantedDamage, planted_damage
 from veridical.models.cost import Cost
+from veridical.perturb.fills import Marginal, Summary
 from veridical.values.task import Task
 
 NOT_REPEATED = ("task", "train", "folder", "executor", "device", "progress")
 """What does not belong to the call that repeats an audit, or has no name."""
 
 
-@checked
+@overload
+def audit(task: Task, *given: Any, dry_run: Literal[True], **named: Any) -> Forecast: ...
+@overload
+def audit(task: Task, *given: Any, dry_run: Literal[False] = False, **named: Any) -> Audit: ...
+
+
+@checked  # type: ignore[misc]  # the overloads name what differs alone
 def audit(
     task: Task,
     train: Any = None,
@@ -67,18 +81,20 @@ def audit(
     others: Sequence[Any] | None = None,
     budget: Annotated[int, Within(1, 10**15)] | None = None,
     concepts: Any = None,
+    describe: bool | None = None,
+    dry_run: bool = False,
     samples: Annotated[int, Within(2, MANY)] | None = None,
     folder: str | Path | None = None,
     executor: Executor | None = None,
     device: str | torch.device | None = None,
     progress: bool | None = None,
-) -> Audit:
+) -> Audit | Forecast:
     """Audit the explanations of a model: which explainer to use, which not to trust, and how sure that is.
 
     Every applicable explainer, and controls that know nothing of the model, are compared on ever more
     samples. A method is trusted if it beats every control when features are removed (`metrics`), if its maps
     fit this model and not a copy with other weights (the model randomisation test), and, where object masks
-    tell what matters, if it finds that (truth). GEF, robustness, MPRT and complexity describe.
+    tell what matters, if it finds that (truth). What only describes is measured where it is asked for.
 
     Parameters
     ----------
@@ -104,8 +120,13 @@ def audit(
     budget, samples : int, optional
         Rows that may be evaluated, and samples that are explained; override the effort's.
     concepts : optional
-        Concept methods to compare by SURF. By default a few where the head is linear and the task has train
-        rows; `()` compares none.
+        Concept methods to compare by SURF. By default none, or with `describe` a few where the head is linear
+        and the task has train rows.
+    describe : bool, optional
+        Whether to measure what decides nothing, too: GEF, sensitivity, MPRT, assumptions and reliability of
+        the metrics, standing among random maps. By default at "standard" and "thorough".
+    dry_run : bool
+        Whether to say only what the audit would evaluate.
     folder : path, optional
         What is finished is kept here: after Ctrl-C the same call goes on.
     executor : concurrent.futures.Executor, optional
@@ -117,8 +138,9 @@ def audit(
 
     Returns
     -------
-    Audit
-        The verdict with its evidence; prints it, and `report` writes it.
+    Audit or Forecast
+        The verdict with its evidence; prints it, and `report` writes it. With `dry_run` the rows, seconds and
+        memory that it would take, by stage and method.
 
     Raises
     ------
@@ -143,70 +165,98 @@ def audit(
         plan = replace(plan, samples=samples, meta_samples=min(samples, plan.meta_samples))
     if budget is not None:
         plan = replace(plan, budget=budget)
+    if describe is not None:
+        plan = replace(plan, describe=describe)
     # who names explainers wants them, whatever they cost
     rows = plan.budget if explainers is None or budget is not None else 10**18
     methods_of_concepts = None if concepts is None else entries(concepts)
+    given_fill = whole.fill
+    if plan.coarse and isinstance(given_fill, Marginal) and given_fill.repeats_on(whole) > FILL_ROWS:
+        whole = whole.changed(fill=Summary(FILL_ROWS))
     distinct = whole[first_of_each(whole)]
     task = in_drawn_order(distinct, plan.samples, seed)
     clock, notes = _Clock(task), list[str]()
     if len(distinct) < len(whole):
         notes.append(f"{len(whole) - len(distinct)} samples repeat others and were left out.")
     wanted = choose_criteria(criteria)
-    with clock("checks"):
-        checks = check(task, whole, plan, seed)
-    with clock("panel"):
-        methods = choose_explainers(task, explainers, plan, controls)
-    with clock("fine-tuning"):
-        finetuned, table = finetuned_model(task, train, checks, plan, seed, progress, notes)
-        panel = choose_metrics(task, plan, finetuned, wanted, metrics)
-    with clock("randomisation"):
-        copies, why = None, "it was not required"
-        if "randomisation" in wanted:
-            copies, why = other_models(task, seed) if others is None else (given_models(task, others), "")
-    absent = {} if copies is not None else {"randomisation": why}
-    if copies is not None and why:
-        notes.append(f"The model randomisation test takes noisy copies of the model: {why}.")
-    there = {"removal": True, "randomisation": copies is not None, "truth": bool(panel.truth)}
     place = None if folder is None else Path(folder)
     jobs = JobRunner(seed, place, task.content_hash() if folder is not None else "", executor, progress)
-    with clock("elimination"):
+    with clock("panel"):
+        methods = choose_explainers(task, explainers, plan, controls)
+        panel = choose_metrics(task, plan, None, wanted, metrics)
+        measured = None if heavy(task) and not plan.describe else methods.explainers
+        randomised = "randomisation" in wanted and (others is not None or has_weights(task))
         elimination = Elimination(
             task,
             panel,
-            tuple(criterion for criterion in wanted if there[criterion]),
-            copies,
+            wanted,
+            randomised,
             jobs,
             rows,
             candidates(methods.explainers, task, seed),
             {label: Candidate(label, control, control=True) for label, control in methods.controls.items()},
-            cost_of_scores(panel.scoring, task, seed),
-            absent,
+            cost_of_scores(panel.scoring, task, seed, measured),
+            describes=plan.describe,
         )
-        damage = _eliminate(elimination, plan, seed, notes, progress)
+        elimination.admit()
+        why_none = why_no_verdict(task)
+    if dry_run:
+        title = f"Audit of {task.name} ({len(task)} samples, effort {plan.name})"
+        return forecast(elimination, plan, title, why_none, finetuning_rows(task, train, plan))
+    if why_none:
+        plan = replace(plan, describe=False)
+    with clock("checks"):
+        checks = check(task, whole, plan, seed, assumed=plan.describe)
+        if whole.fill is not given_fill and not why_none:
+            notes.append(summary_note(task, given_fill, Key(seed) / "audit" / "summary"))
+    with clock("fine-tuning"):
+        finetuned, table = None, None
+        if not why_none:
+            finetuned, table = finetuned_model(task, train, checks, plan, seed, progress, notes)
+        if finetuned is not None:
+            elimination.panel = panel = choose_metrics(task, plan, finetuned, wanted, metrics)
+    with clock("randomisation"):
+        copies, why = None, "it was not required"
+        if "randomisation" in wanted and not why_none:
+            copies, why = other_models(task, seed) if others is None else (given_models(task, others), "")
+    if copies is None and not why_none:
+        elimination.absent["randomisation"] = why
+    if copies is not None and why:
+        notes.append(f"The model randomisation test takes noisy copies of the model: {why}.")
+    there = {"removal": True, "randomisation": copies is not None, "truth": bool(panel.truth)}
+    elimination.copies, elimination.randomised = copies, copies is not None
+    elimination.criteria = tuple(criterion for criterion in wanted if there[criterion])
+    with clock("elimination"):
+        damage = None if why_none else _eliminate(elimination, plan, seed, notes, progress)
     skipped = {**methods.skipped, **elimination.left_out}
     evaluation = evaluation_of(elimination, seed)
     with clock("description"):
-        evaluation = describe(elimination, evaluation, plan, seed)
+        if not why_none:
+            evaluation = described(elimination, evaluation, plan, seed)
     with clock("prompts"):
-        prompts = prompts_of(task, evaluation, seed)
+        prompts = None if why_none else prompts_of(task, evaluation, seed)
     with clock("meta-evaluation"):
         reliability = reliability_of(elimination, plan, seed, progress, notes)
     with clock("grades"):
-        give_grades(elimination)
+        if not why_none:
+            give_grades(elimination)
     with clock("verdict"):
         started = elimination.candidates.items()
         known = Field(
             entries={label: elimination.entry(candidate) for label, candidate in started},
             rules=elimination.rules(),
             rows={label: candidate.rows for label, candidate in started},
-            why_none=moves_by(task),
+            why_none=why_none,
         )
         verdict = decide(known, metric_roles(panel, damage, reliability), seed)
-        near = beside(elimination, verdict.best, seed) if verdict.best else ()
+    with clock("neighbours"):
+        near = beside(elimination, verdict.best, seed) if plan.describe and verdict.best else ()
     with clock("standing"):
         standings = standings_of(task, evaluation, verdict.best, plan, seed, notes)
     with clock("concepts"):
-        compared = concepts_of(whole, methods_of_concepts, seed, evaluation, notes)
+        compared = None
+        if plan.describe or methods_of_concepts is not None:
+            compared = concepts_of(whole, methods_of_concepts, seed, evaluation, notes)
     notes += incomplete(evaluation.scores.values())
     circumstances = Circumstances(
         checks, len(distinct), len(task), elimination.ended, moves_by(task), task.head, skipped, notes
@@ -237,22 +287,24 @@ def audit(
 
 
 def _eliminate(
-    elimination: Elimination, plan: Effort, seed: int, notes: list[str], progress: bool | None
+    elimination: Elimination,
+    plan: Effort,
+    seed: int,
+    notes: list[str],
+    progress: bool | None,
 ) -> PlantedDamage | None:
     """Run all stages; what planted damage showed of the metrics."""
     damage: PlantedDamage | None = None
-    elimination.admit()
-    if not elimination.candidates:
-        raise InputError("no explainer fits the budget: " + "; ".join(elimination.left_out.values()))
     for start, stop in elimination.steps:
-        if start and not elimination.fits(stop - start, elimination.remaining):
+        if start and not elimination.hold_back(stop - start, elimination.rules()):
             elimination.ended = f"the next stage does not fit the budget of {elimination.budget:,} rows"
             break
         elimination.analyse(start, stop)
         if not start:
             damage, elimination.admissible = _plant(elimination, plan, seed, progress)
-            if not elimination.admissible or stop < MIN_SAMPLES:
+            if damage is None or not elimination.admissible or stop < MIN_SAMPLES:
                 break
+            elimination.leave_out_fine_tuned()
         rules = elimination.rules()
         elimination.randomisation(rules)
         run_posthoc_checks(elimination, rules)

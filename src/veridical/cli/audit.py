@@ -46,6 +46,13 @@ def audit(
     metric: Annotated[list[str] | None, typer.Option(help="Metrics that decide in place of ours.")] = None,
     control: Annotated[list[str] | None, typer.Option(help="Controls to beat in place of ours.")] = None,
     budget: Annotated[int | None, typer.Option(help="Rows the model may evaluate.", min=1)] = None,
+    describe: Annotated[
+        bool | None,
+        typer.Option(help="Measure what decides nothing, too. [default: at standard and thorough]"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would evaluate, and how long that takes.")
+    ] = False,
     folder: Folder = Path("audit"),
     seed: Seed = 0,
 ) -> None:
@@ -58,28 +65,31 @@ def audit(
     Example: veridical audit --model ./my-classifier --data reviews.jsonl --labels label
     Example: veridical audit --model ./my-language-model --data prompts.jsonl --units sentence
     """
-    check_writable(folder / "report.html")
-    compared = concepts_of(concepts)
+    settings: dict[str, Any] = {
+        "explainers": explainer,
+        "effort": effort,
+        "seed": seed,
+        "samples": source.samples,
+        "criteria": criterion,
+        "metrics": metric,
+        "controls": control,
+        "budget": budget,
+        "concepts": concepts_of(concepts),
+        "describe": describe,
+    }
+    if not dry_run:
+        check_writable(folder / "report.html")
     chosen = replace(source, samples=None).load()  # the audit itself takes some of its samples
+    if dry_run:
+        say(repr(vd.audit(chosen, dry_run=True, **settings)))
+        return
     kept = folder / UNFINISHED
     try:
         kept.mkdir(parents=True, exist_ok=True)  # refuse a place that cannot be written to before the work
     except OSError as error:
         raise StorageError.of("written", folder, error) from error
     try:
-        result = vd.audit(
-            chosen,
-            explainers=explainer,
-            effort=effort,
-            seed=seed,
-            samples=source.samples,
-            criteria=criterion,
-            metrics=metric,
-            controls=control,
-            budget=budget,
-            concepts=compared,
-            folder=kept,
-        )
+        result = vd.audit(chosen, folder=kept, **settings)
     except KeyboardInterrupt:
         done = len(list(kept.iterdir()))
         say(f"\nStopped; {done} finished pieces are kept, and the same command goes on from there.")

@@ -9,11 +9,9 @@ from typing import Annotated
 import typer
 
 import veridical as vd
-from veridical.auditing.candidates import choose_criteria, choose_explainers, choose_metrics
-from veridical.auditing.effort import effort_of
 from veridical.cli.app import Status, app, end, print_table, say
 from veridical.cli.sources import Folder, Source, with_options
-from veridical.data.diagnosis import FEW_FEATURES, Diagnosis, diagnose, scoring_rows
+from veridical.data.diagnosis import BACKWARD, Diagnosis, diagnose
 from veridical.errors import StorageError
 from veridical.values.tables import check_writable
 
@@ -40,7 +38,7 @@ def doctor(
     _costs(f"explainers that apply, for {len(task)} samples", "explainer", maps, found)
     scores = {n: None if rows is None else (rows, rows * len(task)) for n, rows in found.metrics.items()}
     _costs(f"metrics that apply, for {len(task)} maps of one method", "metric", scores, found)
-    _costs("audits, if every method stays open to the end", "effort", _audits(task, found), found)
+    _costs("audits, if every method stays open to the end", "effort", _audits(task), found)
     say("\nnot here:")
     for reason in dict.fromkeys(found.left_out.values()):
         names = ", ".join(name for name, why in found.left_out.items() if why == reason)
@@ -69,22 +67,12 @@ def _costs(title: str, what: str, rows: Mapping[str, tuple[int, int] | None], fo
     print_table((what, "rows a sample", "rows in all", "about"), cells, title=f"\n{title}")
 
 
-def _audits(task: vd.Task, found: Diagnosis) -> dict[str, tuple[int, int] | None]:
-    """Rows that an audit takes at most, by effort: maps, scores, and the model randomisation test."""
-    reckoned: dict[str, tuple[int, int] | None] = {}
-    if len(task) < 2:
-        return reckoned
-    for name in ("glance", "quick", "standard"):
-        plan = effort_of(name, task)
-        panel = choose_explainers(task, None, plan, None)
-        panel_of_metrics = choose_metrics(task, plan, None, choose_criteria(None), None)
-        scoring = sum(scoring_rows(metric, task) or 0 for metric in panel_of_metrics.scoring.values())
-        # by the elimination's estimate the model randomisation test takes three maps and five scores more
-        maps, scores = (4, 6) if task.predictor.differentiable else (1, 1)
-        methods = [found.rows.get(method.name, 0) for method in panel.explainers.values()]
-        each = sum(maps * rows + scores * scoring for rows in methods) + len(panel.controls) * scoring
-        if task.space.n_features <= FEW_FEATURES:
-            # every mask is evaluated once, whoever needs it
-            each = min(each, scores * 2**task.space.n_features * task.fill.repeats_on(task))
-        reckoned[name] = each, min(each * min(len(task), plan.samples), plan.budget)
-    return reckoned
+def _audits(task: vd.Task) -> dict[str, tuple[int, int] | None]:
+    """Rows that an audit takes at most, by effort."""
+    found: dict[str, tuple[int, int] | None] = {}
+    for name in ("glance", "quick", "standard") if len(task) > 1 else ():
+        expected = vd.audit(task, effort=name, dry_run=True)
+        rows = expected.cost.forward + BACKWARD * expected.cost.backward
+        if rows:
+            found[name] = rows // expected.samples, rows
+    return found

@@ -17,8 +17,6 @@ from veridical.models.cost import Cost
 from veridical.models.predictor import take_side
 from veridical.values.task import Task
 
-FEW_FEATURES = 12
-"""Up to here the outputs of all masks are in one table, and each mask is evaluated once."""
 TRIAL_SECONDS = 5.0
 """An explainer that takes less for one sample is tried on one."""
 BACKWARD = 2
@@ -55,7 +53,7 @@ def diagnose(task: Task) -> Diagnosis:
     """Look at a task: what it is, what applies, what one map costs. Cheap maps are tried on one sample."""
     left_out: dict[str, str] = {}
     rows: dict[str, int] = {}
-    pace = _seconds_per_row(task)
+    pace = seconds_per_row(task)
     for name in explainers_by_name:
         made = explainers_by_name.make(name)
         reason = made.inapplicable_reason(task)
@@ -139,7 +137,7 @@ def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
     return -(-_weighed(cost) // len(two))
 
 
-def _seconds_per_row(task: Task) -> float:
+def seconds_per_row(task: Task) -> float:
     """How long the machine takes for some rows, evaluated after others have warmed it up."""
     count = TIMED_ROWS if task.predictor.padded_to > 1 else 2  # a row may take half a second
     places = torch.arange(count, device=task.device) % len(task)

@@ -135,9 +135,17 @@ class InputMagnitude(_Control):
         if task.fill.looks_at_mask:
             behind = task.inputs.new_zeros(()) if task.train is None else task.train.double().nanmean(0)
         else:
-            behind = Backgrounds(task, task.fill, FILL_KEY)(slice(0, len(task))).double().nanmean(1)
+            filled = Backgrounds(task, task.fill, FILL_KEY)
+            rows, weights = filled(slice(0, len(task))).double(), filled.weights
+            behind = rows.nanmean(1) if weights is None else _known_mean(rows, weights)
         far = (task.inputs.double() - behind).abs() / spread(task)
         return task.space.pool(far.nan_to_num(nan=0.0), "sum")  # what is missing has no size
+
+
+def _known_mean(rows: Tensor, weights: Tensor) -> Tensor:
+    """The weighted mean of rows (B, R, ...) along R, of what is not missing."""
+    share = weights.to(rows).view(1, -1, *[1] * (rows.dim() - 2)) * ~rows.isnan()
+    return (share * rows.nan_to_num(0.0)).sum(1) / share.sum(1)
 
 
 def spread(task: Task) -> Tensor:

@@ -19,7 +19,7 @@ from veridical.explainers.occlusion import ReadsCells, coin_masks, responses_to,
 from veridical.explainers.surrogates import sample_blocks
 from veridical.models.context import Context
 from veridical.models.predictor import check_finite, repeat_side, take_side
-from veridical.perturb.fills import fill_state
+from veridical.perturb.fills import Backgrounds
 from veridical.perturb.kept_outputs import name_of, outputs_under, together
 from veridical.perturb.probe import blocks
 from veridical.perturb.rules import Given
@@ -158,8 +158,8 @@ def _outputs_under_smooth(task: Task, masks: _SmoothMasks, key: Key, rows: Tenso
     """The logits (n, M, C) of some samples blended with their fill."""
     task = task if rows is None else task[rows]
     masks, fill, predictor = replace(masks, ids=task.draw_ids), task.fill, task.predictor
-    repeats = fill.repeats_on(task)
-    state = fill_state(task, fill)
+    behind = Backgrounds(task, fill, key)
+    repeats, state = behind.repeats, behind.state
     found: Tensor | None = None
     with task.session():
         for some, columns in blocks(len(task), masks.draws, max(1, predictor.rows // repeats)):
@@ -174,7 +174,7 @@ def _outputs_under_smooth(task: Task, masks: _SmoothMasks, key: Key, rows: Tenso
             side = repeat_side(take_side(task.side, some), across * repeats)
             outputs = task.respond(predictor.chunk(filled.flatten(0, 2), side), "logit")
             outputs = outputs.view(len(x), across, repeats, -1)
-            mean = outputs[:, :, 0] if repeats == 1 else outputs.mT.contiguous().double().mean(-1)
+            mean = outputs[:, :, 0] if repeats == 1 else behind.mean(outputs.mT.contiguous().double(), -1)
             if found is None:
                 found = mean.new_empty(len(task), masks.draws, mean.shape[-1])
             found[some, columns] = mean

@@ -63,6 +63,10 @@ class Fill(Settings):
             )
         return None
 
+    def weights(self, state: Tensor, train: Tensor) -> Tensor | None:
+        """The weight of each background in the mean output under a mask; None where all count alike."""
+        return None
+
     def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
         """What shows through removed features: (B or 1, repeats, *input shape) for rows x (B, *shape)."""
         raise NotApplicableError(f"fill '{self.name}' depends on the mask and has no background")
@@ -182,6 +186,60 @@ class Marginal(Fill):
         if len(state) <= self.rows:
             return state[None]
         return state[_drawn_rows(own, len(state), self.rows).to(state.device)][None]
+
+
+@revivable
+@dataclass(frozen=True)
+class Summary(Fill):
+    """A few reference rows that stand for all of them, each with a weight.
+
+    k-means on standardised columns; of each cluster the row next to its centre, weighted by the share of the
+    reference rows that it is the nearest of. The output under a mask is the weighted mean over these rows.
+    """
+
+    rows: Count = 20
+    """How many reference rows stand for all, at most."""
+    name: ClassVar[str] = "summary"
+    drawn: ClassVar[bool] = False
+    needs_train: ClassVar[bool] = True
+
+    def repeats_on(self, task: MaskedTask) -> int:
+        state = None if task.train is None else fill_state(task, self)
+        return self.rows if state is None else len(state)
+
+    def prepare(self, train: Tensor | None, space: Space) -> Tensor | None:
+        super().prepare(train, space)
+        assert train is not None
+        distinct = train.flatten(1).unique(dim=0)
+        if len(distinct) <= self.rows:
+            return distinct.view(-1, *train.shape[1:])
+        from sklearn.cluster import KMeans
+
+        some = train[torch.linspace(0, len(train) - 1, min(len(train), CLUSTERED)).long()]
+        points = _standardised(some, train)
+        found = KMeans(self.rows, n_init=4, random_state=0).fit(points.cpu().numpy())
+        centres = torch.from_numpy(found.cluster_centers_).to(points)
+        return some[torch.cdist(centres, points).argmin(1).unique()]
+
+    def weights(self, state: Tensor, train: Tensor) -> Tensor | None:
+        nearest = torch.cdist(_standardised(train, train), _standardised(state, train)).argmin(1)
+        return nearest.bincount(minlength=len(state)).double() / len(train)
+
+    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
+        assert state is not None
+        return state[None]
+
+
+CLUSTERED = 5000
+"""Reference rows that are clustered, at most: evenly spaced ones where there are more."""
+
+
+def _standardised(rows: Tensor, train: Tensor) -> Tensor:
+    """Rows in units of the spread of each element over the reference rows; what is missing is at the mean."""
+    known, flat = train.double().flatten(1), rows.double().flatten(1)
+    mean = known.nanmean(0)
+    spread = (known - mean).square().nanmean(0).sqrt()
+    return ((flat - mean) / torch.where(spread > 0, spread, 1.0)).nan_to_num(0.0)
 
 
 @lru_cache(maxsize=64)
@@ -392,7 +450,10 @@ def as_fill(fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Fi
     if isinstance(fill, numbers.Real):
         return Constant(float(fill))
     if isinstance(fill, str):
-        kinds = (Zero, Constant, Token, Mean, Marginal, UniformNoise, Blur, NoisyLinear, NeighbourMean)
+        kinds = (
+            *(Zero, Constant, Token, Mean, Marginal, Summary),
+            *(UniformNoise, Blur, NoisyLinear, NeighbourMean),
+        )
         known: dict[str, type[Fill]] = {kind.name: kind for kind in kinds}
         if fill not in known:
             raise unknown_name("fill", fill, known)
@@ -421,6 +482,7 @@ class Backgrounds:
 
     def __init__(self, task: MaskedTask, fill: Fill, key: Key) -> None:
         self.state = fill_state(task, fill)
+        self.weights = fill_weights(task, fill)
         self._task, self.fill = task, fill
         self.repeats = fill.repeats_on(task)
         self.key = key.of("fill") if fill.drawn else key
@@ -439,6 +501,12 @@ class Backgrounds:
         if len(self._made) == 1:
             return self._made
         return self._made[rows.start - self._start : rows.stop - self._start]
+
+    def mean(self, values: Tensor, dim: int) -> Tensor:
+        """The mean of what was found for each background, along `dim`."""
+        if self.weights is None:
+            return values.mean(dim)
+        return (values.movedim(dim, -1) * self.weights.to(values)).sum(-1)
 
     def show(self, removed: Tensor, rows: slice, out: Tensor) -> None:
         """Write samples into `out` (samples, masks, repeats, *shape), filled where `removed`.
@@ -481,3 +549,10 @@ def fill_state(task: MaskedTask, fill: Fill) -> Tensor | None:
 @train_fact
 def _prepared(task: MaskedTask, fill: Fill, _kind: str, _shape: tuple[int, ...]) -> Tensor | None:
     return fill.prepare(task.train, task.space)
+
+
+@train_fact
+def fill_weights(task: MaskedTask, fill: Fill) -> Tensor | None:
+    """The weights of the rows that a fill takes from the reference rows, if they differ."""
+    state = None if task.train is None else fill_state(task, fill)
+    return None if state is None or task.train is None else fill.weights(state, task.train)

@@ -270,7 +270,7 @@ def _evaluate(
             if targets is not None:
                 values = values.gather(3, targets[rows].view(-1, 1, 1, 1).expand(count, across, repeats, 1))
             # each output's rows lie together, so that its mean is the same among others as alone
-            values = values.mT.contiguous().mean(-1) if repeats > 1 else values[:, :, 0]
+            values = behind.mean(values.mT.contiguous(), -1) if repeats > 1 else values[:, :, 0]
             if across == masks:
                 found.append(values)
                 continue

@@ -22,6 +22,7 @@ from veridical.perturb.fills import (
     Fill,
     Marginal,
     Mean,
+    Summary,
     Token,
     UniformNoise,
     Zero,
@@ -34,7 +35,7 @@ FEW = 12
 KEPT_BYTES = 2**28
 """Memory that the outputs of one table may take, 256 MiB; beyond it what is there is let go."""
 LOGIT, PROBABILITY, PREDICTED = range(3)
-_BUILT_IN = (Constant, Zero, Token, Mean, Marginal, UniformNoise, Blur)
+_BUILT_IN = (Constant, Zero, Token, Mean, Marginal, Summary, UniformNoise, Blur)
 _CELLS_AT_ONCE = 2**24  # features of masks that are written out together
 
 
@@ -166,7 +167,7 @@ def _evaluate(task: MaskedTask, table: SubsetTable, rows: Tensor, keys: Tensor, 
     order = who.argsort(stable=True)
     keys, code, who = keys[order], code[order], who[order]
     clean = code == 0
-    found = [_means(task, task.outputs[who[clean]], 1)]
+    found = [_scales(task, task.outputs[who[clean]])]
     removing = (~clean).nonzero()[:, 0]
     places, repeats, shape = places_of(task), behind.repeats, task.inputs.shape[1:]
     together = max(1, task.predictor.rows // repeats)
@@ -183,7 +184,7 @@ def _evaluate(task: MaskedTask, table: SubsetTable, rows: Tensor, keys: Tensor, 
         side = take_side(task.side, here.repeat_interleave(repeats))
         masked = filled.expand(len(here), repeats, *shape).flatten(0, 1)
         outputs = task.predictor.chunk(masked, side)
-        found.append(_means(task, outputs, repeats))
+        found.append(_means(task, outputs, behind))
     table.add(torch.cat([keys[clean], keys[removing]]), torch.cat(found))
 
 
@@ -196,8 +197,12 @@ def predicted(task: MaskedTask, outputs: Tensor) -> Tensor:
     return (outputs > 0).to(outputs.dtype)
 
 
-def _means(task: MaskedTask, outputs: Tensor, repeats: int) -> Tensor:
+def _means(task: MaskedTask, outputs: Tensor, behind: Backgrounds) -> Tensor:
     """Means over the fill's rows of logits, probabilities and predictions: (R * repeats, C) -> (R, 3, C)."""
-    scales = (task.respond(outputs, "logit"), task.respond(outputs), predicted(task, outputs))
-    each = torch.stack(scales, 1)
-    return each if repeats == 1 else each.unflatten(0, (-1, repeats)).mean(1)
+    each = _scales(task, outputs)
+    return each if behind.repeats == 1 else behind.mean(each.unflatten(0, (-1, behind.repeats)), 1)
+
+
+def _scales(task: MaskedTask, outputs: Tensor) -> Tensor:
+    """Logits, probabilities and predictions of rows (R, 3, C)."""
+    return torch.stack((task.respond(outputs, "logit"), task.respond(outputs), predicted(task, outputs)), 1)

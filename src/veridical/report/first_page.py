@@ -55,8 +55,8 @@ def in_a_sentence(test: Test, head: str = "multiclass") -> str:
         return "Not reached: other questions come first."
     sure = f"{test.rate:.0%} of {test.samples} samples (99% interval {test.low:.0%} to {test.high:.0%})"
     rival = in_words(test.rival, head)
-    same = rival.rpartition(", ")[2]
-    whose = "the class that model predicts" if same == "its own class" else f"the {same}"
+    same = {"generation": "the same answer", "regression": "the same output"}.get(head)
+    whose = same or "each for the class it predicts"
     if test.criterion == "sample":
         words = f"Its map explains a sample better than {rival}"
     elif test.criterion == "truth":
@@ -73,7 +73,6 @@ def in_a_sentence(test: Test, head: str = "multiclass") -> str:
             f"Its maps of this model explain it better than its maps of a model with other weights ({whose})"
         )
     else:
-        whose = whose.replace("that model", "this model")
         words = (
             "A model with other weights is explained better by its maps of that model than by those of this "
             f"one ({whose})"
