@@ -251,7 +251,8 @@ def test_the_grade_stands_beside_the_word():
     grade = Grade(0.83, 0.76, 0.89, "the best order of all")
     found = decide(field({"good": 3.0}, good={"grade": grade}), METRICS)
     line = next(one for one in said(found) if one.startswith("good:"))
-    assert line.startswith("good: trusted, shows 83% [76%, 89%] of what the best order of all shows; when ")
+    assert line.startswith("good: trusted, shows 83% [76%, 89%]; when ")
+    assert any(one.endswith("as a share of what the best order of all gains.") for one in said(found))
     assert found.to_frame().loc[0, "grade: value"] == 0.83
     blank = decide(field({"good": 3.0}, good={"grade": grade._replace(value=math.nan)}), METRICS)
     assert any(one.startswith("good: trusted; when ") for one in said(blank))
@@ -394,7 +395,7 @@ def test_too_few_samples_are_not_held_against_a_method():
     assert line.startswith(
         'fair: not decided; open is "Do the features it names matter to this model?": it beats '
     )
-    assert line.endswith(" would decide it.")
+    assert line.endswith(" samples would decide it.")
 
 
 def test_how_many_samples_would_decide_it_is_said():
@@ -403,9 +404,9 @@ def test_how_many_samples_would_decide_it_is_said():
     assert statuses(found) == {"one": "not decided"}
     assert 64 < found["one"].needed < 400
     line = next(one for one in said(found) if one.startswith("one:"))
-    assert f"about {found['one'].needed} would decide it." in line
+    assert f"about {found['one'].needed} samples would decide it." in line
     even = torch.arange(64) % 2 * 1.0
-    assert "more than 1,000 would decide it." in " ".join(said(_of_units([torch.ones(64), even])))
+    assert "more than 1,000 samples would decide it." in " ".join(said(_of_units([torch.ones(64), even])))
 
 
 def test_nothing_is_to_be_used_only_if_everything_is_refuted():

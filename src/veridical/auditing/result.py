@@ -109,7 +109,7 @@ class Audit:
         return self.verdict.to_frame()
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the ranking with its intervals, controls below.
+        """Draw the ranking with its intervals.
 
         Parameters
         ----------
@@ -200,7 +200,7 @@ class Audit:
     def __repr__(self) -> str:
         lines = [f"Audit of {self.task.name} ({self.verdict.samples} samples, effort {self.effort.name})", ""]
         lines += [f"  {sentence}" for sentence in self.sentences]
-        lines += ["", *(f"  {line}" for line in repr(Ranking(self.verdict.places)).splitlines())]
+        lines += ["", *(f"  {line}" for line in repr(self.ranking).splitlines())]
         if self.evaluation.failures:
             lines += ["", f"  {len(self.evaluation.failures)} cells failed; see .evaluation.failures"]
         return "\n".join(lines)
@@ -208,7 +208,7 @@ class Audit:
     def _repr_html_(self) -> str:
         from veridical.plots import html_summary
 
-        return html_summary(" ".join(self.sentences), HEAD, Ranking(self.verdict.places).rows())
+        return html_summary(" ".join(self.sentences), HEAD, self.ranking.rows())
 
 
 def without_nan(value: Any) -> Any:
@@ -236,18 +236,17 @@ BEST, UNTRUSTED, CONTROL = COLOURS[0], COLOURS[1], "0.55"
 
 
 def plot_ranking(verdict: Verdict, ax: Axes | None = None) -> Axes:
-    """Scores with their intervals, best on top and controls below; orange is not trusted."""
-    places = [place for place in verdict.places if place.score == place.score]
+    """Scores with their intervals, best on top; orange is not trusted."""
+    places = [place for place in verdict.ranking if place.score == place.score]
     if not places:
         raise InputError("there is no ranking to draw: no metric was admissible for this verdict")
     ax = axes(ax, height=1.0 + 0.32 * len(places))
     for row, place in enumerate(reversed(places)):
-        colour = CONTROL if place.control else BEST if place.trusted else UNTRUSTED
+        colour = BEST if place.trusted else UNTRUSTED
         ax.plot([place.low, place.high], [row, row], color=colour, linewidth=2.5, alpha=0.5)
         ax.plot(place.score, row, "o", color=colour, markersize=6)
     ax.axvline(0.5, color=CONTROL, linewidth=1, linestyle="--")
-    names = [f"{place.explainer} (control)" if place.control else place.explainer for place in places]
-    ax.set_yticks(range(len(places)), names[::-1])
+    ax.set_yticks(range(len(places)), [place.explainer for place in reversed(places)])
     ax.set_xlim(-0.02, 1.02)
     ax.set_xlabel(f"samples in which it beats the controls, {verdict.level:.0%} interval (dashed: half)")
     return ax

@@ -65,6 +65,7 @@ def in_sentences(verdict: Verdict, known: Circumstances) -> Words:
         (
             *_absent(verdict),
             *_of_the_class(verdict),
+            *_what_grades_are(verdict),
             *_metrics(verdict),
             *(check.sentence for check in failed),
             *known.notes,
@@ -154,7 +155,7 @@ def grade_of(place: Place) -> str:
     grade = place.grade
     if grade is None or grade.value != grade.value:
         return ""
-    return f"shows {grade} of what {grade.reference} shows"
+    return f"shows {grade}"
 
 
 def evidence_of(place: Place, head: str = "multiclass") -> str:
@@ -254,7 +255,7 @@ def _undecided(place: Place, head: str) -> str:
     needed = f"about {place.needed:,}" if place.needed else "more than 1,000"
     return (
         f'open is "{question_of(question.criterion, head)}": {_of_rival(worst, head)} in '
-        f"{_interval(worst)} of {worst.samples} samples; {needed} would decide it"
+        f"{_interval(worst)} of {worst.samples} samples; {needed} samples would decide it"
     )
 
 
@@ -284,6 +285,18 @@ def _of_the_class(verdict: Verdict) -> Iterator[str]:
                 f"The maps of {place.explainer} hardly depend on the sample (r = {place.alike:.2f} "
                 "between samples of a class): read them as what the model does with the class."
             )
+
+
+def _what_grades_are(verdict: Verdict) -> Iterator[str]:
+    """What the percentages behind the words mean."""
+    found = [
+        place.grade.reference for place in verdict.ranking if place.grade is not None and grade_of(place)
+    ]
+    if found and not verdict.why_none:
+        yield (
+            f"How much a method shows: its gain over noise when features are removed, as a share of what "
+            f"{found[0]} gains."
+        )
 
 
 def _metrics(verdict: Verdict) -> Iterator[str]:

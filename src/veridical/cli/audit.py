@@ -133,13 +133,13 @@ def show(result: Audit, folder: Path) -> None:
         for sentence in part:
             say(sentence)
     rows, red = [], set()
-    for place in result.verdict.places:
+    for place in result.ranking:
         share = interval = ""
         if place.score == place.score:
             share, interval = f"{place.score:.0%}", f"{place.low:.0%} to {place.high:.0%}"
         word = place.status + (f", group {place.group}" if place.group else "")
         rows.append((place.explainer, share, interval, place.samples, word))
-        if not (place.control or place.trusted):
+        if not place.trusted:
             red.add(word)
     say("")
     columns = ("explainer", "beats controls", "99% interval", "samples", "verdict")

@@ -49,7 +49,7 @@ def contents(audit: Audit) -> dict[str, Any]:
         "first_page": first_page(audit),
         "identity": identity(audit),
         "facts": _facts(audit),
-        "ranking": [_place(place, statuses[place.explainer], audit) for place in audit.verdict.places],
+        "ranking": [_place(place, statuses[place.explainer], audit) for place in audit.verdict.ranking],
         "evidence": _evidence(audit, statuses),
         "pairs": [vars(pair) for pair in audit.verdict.pairs],
         "beside": [vars(test) for test in audit.beside],
@@ -125,8 +125,8 @@ def _verdict(audit: Audit) -> dict[str, Any]:
         "tone": tone,
         "headline": head,
         "best": verdict.best,
-        "answer": [one[:1].upper() + one[1:] for one in (rest, *others) if one],
-        "remarks": list(verdict.words.remarks),
+        "answer": [one for one in (rest[:1].upper() + rest[1:], *others) if one],
+        "remarks": [said for said in verdict.words.remarks if said not in audit.notes],
     }
 
 
@@ -147,15 +147,16 @@ def _facts(audit: Audit) -> list[dict[str, str]]:
 
 
 def _place(place: Place, colour: str, audit: Audit) -> dict[str, Any]:
-    shown = ("explainer", "control", "score", "low", "high", "group", "samples", "rows", "dropped")
+    shown = ("explainer", "score", "low", "high", "group", "samples", "rows", "dropped")
     grade = place.grade
     return {
         **{name: getattr(place, name) for name in shown},
         "trusted": place.trusted,
         "word": place.status,
+        "colour": "untrusted" if place.status == "refuted" else colour if place.trusted else "",
         "status": colour,
         "grade": None if grade is None else {**grade._asdict(), "said": grade_of(place)},
-        "why": "" if place.control else reason_of(place, audit.task.head, audit.verdict),
+        "why": reason_of(place, audit.task.head, audit.verdict),
         "questions": [
             {"criterion": q.criterion, "state": q.state, "reason": q.reason} for q in place.questions
         ],
