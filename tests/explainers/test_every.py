@@ -15,7 +15,7 @@ from veridical.explainers import (
     registry,
 )
 from veridical.explainers.diagnostics import check_completeness
-from veridical.explainers.occlusion import FitsCells, MaskingExplainer
+from veridical.explainers.occlusion import FitsBank, MaskingExplainer
 from veridical.models.predictor import Plan
 from veridical.testing import tiny_task
 
@@ -124,7 +124,7 @@ def test_declared_rows_are_the_rows_counted(kind: str) -> None:
         explainer = registry.make(name, **FEW.get(name, {}))
         declared, cost = explainer._declared(task), explainer(task).cost
         few = bool((task.space.counts(len(task)) <= FEW_FEATURES).any())
-        few |= isinstance(explainer, FitsCells) and explainer.unknowns(task) <= FEW_FEATURES
+        few |= isinstance(explainer, FitsBank) and explainer.unknowns(task) <= FEW_FEATURES
         if few and isinstance(explainer, BY_MASKS):
             # of few features no mask is asked twice, so that rows declared are the most there can be
             assert cost.forward <= declared.forward, name

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import product
+from math import comb
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.core.space import Space
-from veridical.explainers import Lime, Rise
+from veridical.explainers import KernelShap, Lime, Rise
 from veridical.explainers.rise import _SmoothMasks
 from veridical.explainers.surrogates import least_squares
+from veridical.models import Memo
+from veridical.models.context import Context
 from veridical.models.predictor import Plan
 from veridical.perturb.fills import Blur, Custom, Token
+from veridical.perturb.mask_bank import banks
 from veridical.values.task import Task
 
 
@@ -29,36 +34,95 @@ def test_additive_model_gives_its_terms_as_the_ridge_vanishes():
     assert shrunk.abs().sum() < 0.2 * truth.abs().sum()
 
 
-def slow_lime(task: Task, settings: Lime, key: Key, i: int, width_power: float = 2.0) -> np.ndarray:
-    """Ribeiro's weighted ridge with a free intercept, one sample, by normal equations."""
-    key = key / "lime"
-    V, ids = task.space.n_features, task.draw_ids[i : i + 1]
-    chance = keyed.uniform(key / "sizes", ids, 0, settings.draws)[0]
-    Z, y, w = [np.ones(V)], [float(task.outputs[i, task.targets[i]])], [1.0]
-    for m in range(settings.draws):
-        gone = keyed.bernoulli(key / "masks", ids, torch.tensor([m]), V, float(chance[m]))[0, 0]
-        z = (~gone).double().numpy()
-        row = torch.where(torch.as_tensor(z) > 0, task.inputs[i], torch.zeros_like(task.inputs[i]))
+def slow_lime(
+    task: Task,
+    settings: Lime,
+    key: Key,
+    i: int,
+    width_power: float = 2.0,
+    as_drawn: bool = False,
+    alone: bool = False,
+) -> np.ndarray:
+    """Ribeiro's weighted ridge with a free intercept over masks of uniform size, by normal equations."""
+    V, draws = task.space.n_features, settings.draws
+    likely = {s: 1 / (V + 1) / comb(V, s) for s in range(V + 1)}
+    if draws + 1 >= 2**V:
+        masks = [np.array(gone) for gone in product([False, True], repeat=V)]
+        expected = dict.fromkeys(range(V + 1), 1.0)
+    else:
+        (bank,) = banks(task, Context(key), draws)
+        masks = [mask.numpy() for mask in bank.masks[i]]
+        kernel = {s: (V - 1) / (comb(V, s) * s * (V - s)) for s in range(1, V)}
+        total = sum(kernel[s] * comb(V, s) for s in kernel)
+        # how often a set of each size is drawn; the ends are there once
+        expected = {0: 1.0, V: 1.0} | {s: (len(masks) - 2) * kernel[s] / total for s in kernel}
+    Z, y, w = [], [], []
+    for gone in masks:
+        share = gone.mean()
+        row = torch.where(torch.as_tensor(gone), torch.zeros_like(task.inputs[i]), task.inputs[i])
         y.append(float(task.predictor.model(row[None])[0, task.targets[i]].detach()))
-        w.append(np.exp(-((float((1 - z).mean()) / settings.kernel_width) ** width_power)))
-        Z.append(z)
+        weight = 1.0 if as_drawn else draws * likely[gone.sum()] / expected[gone.sum()]
+        w.append(weight * np.exp(-((share / settings.kernel_width) ** width_power)) + (not gone.any()))
+        Z.append(1.0 - gone)
     A = np.concatenate([np.ones((len(Z), 1)), np.array(Z)], 1)
+    free = [0.0]
+    if draws + 1 < 2**V and not alone:
+        # the curve of responses over how many are gone, less the line through it over all masks
+        each = np.arange(V + 1) / V
+        root = np.exp(-((each / settings.kernel_width) ** width_power)) / (V + 1)
+        root[0] += 1 / draws
+        line = np.polyfit(each, each**2, 1, w=root**0.5)
+        gone = 1 - np.array(Z).mean(1)
+        A, free = np.concatenate([(gone**2 - np.polyval(line, gone))[:, None], A], 1), [0.0, 0.0]
     W = np.diag(w)
-    penalty = settings.ridge * np.diag([0.0] + [1.0] * V)
-    return np.linalg.solve(A.T @ W @ A + penalty, A.T @ W @ np.array(y))[1:]
+    penalty = settings.ridge * np.diag(free + [1.0] * V)
+    return np.linalg.solve(A.T @ W @ A + penalty, A.T @ W @ np.array(y))[-V:]
 
 
-@pytest.mark.parametrize("draws", [60, 5])  # more masks than features, and fewer
-def test_equals_the_slow_rewrite(draws):
+# more masks than features, fewer, and all there are
+@pytest.mark.parametrize(("features", "draws"), [(14, 61), (14, 9), (7, 127)])
+def test_equals_the_slow_rewrite(features, draws):
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    task = Task(model, torch.randn(3, 9).double(), fill=0.0)
+    model = nn.Sequential(nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    task = Task(model, torch.randn(3, features).double(), fill=0.0)
     settings = Lime(draws=draws, ridge=0.1)
-    found = settings(task, Key(3)).values.numpy()
+    explained = settings(task, Key(3))
+    found = explained.values.numpy()
     slow = np.stack([slow_lime(task, settings, Key(3), i) for i in range(3)])
     assert np.allclose(found, slow, atol=1e-7)
-    wrong = np.stack([slow_lime(task, settings, Key(3), i, width_power=1.0) for i in range(3)])
-    assert not np.allclose(found, wrong, atol=1e-4)
+    assert explained.cost.forward == 3 * draws
+    drawn = ({"as_drawn": True}, {"alone": True}) if features > 7 else ()
+    for mutant in ({"width_power": 1.0}, *drawn):
+        wrong = np.stack([slow_lime(task, settings, Key(3), i, **mutant) for i in range(3)])
+        assert not np.allclose(found, wrong, atol=1e-4)
+
+
+def test_draws_estimate_what_all_masks_give():
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(11, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    task = Task(model, torch.randn(4, 11).double(), fill=0.0)
+    draws = 401
+    whole = Lime(2**11, ridge=2**11 / draws)(task, Key(0)).values
+    runs = torch.stack([Lime(draws)(task, Key(seed)).values for seed in range(60)])
+    # a ratio of sums is off by about 1 / draws of its spread
+    bias = (runs.mean(0) - whole).abs()
+    assert (bias < 4 * runs.std(0) / 60**0.5 + 0.02 * whole.abs().amax()).all()
+    assert float((runs[0] - whole).abs().max()) < 0.2 * float(whole.abs().max())
+
+
+def test_kernel_shap_and_lime_share_their_rows():
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3))
+    task, memo = Task(model, torch.randn(4, 20), fill=0.0), Memo()
+    first, second = KernelShap()(task, Key(6), memo), Lime()(task, Key(6), memo)
+    assert (first.cost.forward, second.cost.forward) == (4 * 511, 0)
+    other = task.with_targets((task.targets + 1) % 3)
+    for explainer in (KernelShap(), Lime()):
+        shared = explainer(other, Key(6), memo)
+        assert shared.cost.forward == 0
+        assert torch.equal(shared.values, explainer(other, Key(6)).values)
+    assert torch.equal(second.values, Lime()(task, Key(6)).values)
+    assert Lime(256)(task, Key(6), memo).cost.forward == 4 * 255
 
 
 def test_padding_and_chunks_do_not_matter():

@@ -21,7 +21,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.explainers.gradients": ("expected_gradients gradient gradient_shap input_x_gradient integrated_gradients saliency smoothgrad smoothgrad_squared vargrad", "ByGradients ExpectedGradients Gradient GradientShap InputXGradient IntegratedGradients Saliency SmoothGrad SmoothGradSquared Smoothing VarGrad baseline_row baselines from_random_baselines gradient input_gradient input_noise integrated no_baseline no_noise_on_units parts quadrature slopes_at"),
     "veridical.explainers.layout": ("", "Cells as_features asks_prompts at_logits at_response few_cells grid_cells lengths over_input passes places pooled reading_places resized spatial_axes spatial_size time_axis"),
     "veridical.explainers.lrp": ("lrp lrp_alpha_beta lrp_epsilon lrp_gamma lrp_z_plus", "Lrp LrpAlphaBeta LrpEpsilon LrpGamma LrpZPlus"),
-    "veridical.explainers.occlusion": ("feature_ablation occlusion permutation_importance", "FeatureAblation FitsCells MaskingExplainer Occlusion PermutationImportance ReadsCells SharesOut coin_masks mask_pieces most_cells responses_to usual_repeats"),
+    "veridical.explainers.occlusion": ("feature_ablation occlusion permutation_importance", "FeatureAblation FitsBank MaskingExplainer Occlusion PermutationImportance ReadsCells SharesOut coin_masks mask_pieces most_cells responses_to usual_repeats"),
     "veridical.explainers.partition_shap": ("partition_shap", "Branch Order PartitionShap orders_of"),
     "veridical.explainers.rise": ("hsic rise sobol", "Hsic Rise Sobol dependence"),
     "veridical.explainers.shapley": ("exact_shapley kernel_shap shapley_sampling", "ExactShapley KernelShap Leaving ShapleySampling shapley_values"),

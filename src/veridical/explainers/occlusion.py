@@ -20,6 +20,7 @@ from veridical.functional.devices import at_a_time
 from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.perturb.fills import Fill, Marginal
+from veridical.perturb.mask_bank import Bank, banks, most_of_every
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given, Groups, MaskRule
 from veridical.values.task import Task
@@ -168,16 +169,44 @@ class ReadsCells(MaskingExplainer):
 
 
 @dataclass(frozen=True)
-class FitsCells(ReadsCells):
-    """Base of methods that fit one unknown per feature: of an image, those that its rows can tell apart."""
+class FitsBank(ReadsCells):
+    """Base of methods that fit one unknown per feature to the bank of masks: all of one call share its rows.
+
+    Of an image they fit as many unknowns as the rows can tell apart.
+    """
 
     def responses(self) -> int:
-        """How many responses the fit has for each sample."""
+        """How many responses the fit has for each sample, at most."""
         raise NotImplementedError
 
     def joins(self) -> bool:
         """Whether neighbours may be joined."""
         raise NotImplementedError
+
+    def fitted_to(self, bank: Bank, context: Context) -> Tensor:
+        """The map (n, V) of the samples of a bank."""
+        raise NotImplementedError
+
+    def fitted(self, task: Task, context: Context) -> Tensor:
+        out = torch.zeros(len(task), task.space.n_features, dtype=task.outputs.dtype, device=task.device)
+        for bank in banks(task, context.with_key(context.key.parent), self.responses()):
+            out[bank.rows] = self.fitted_to(bank, context).to(out.dtype)
+        return out
+
+    def _draws_on(self, task: Task) -> bool:
+        most, valid = most_of_every(self.responses()), task.space.valid
+        return task.fill.follows_seed(task) or (
+            self.unknowns(task) > most and (valid is None or bool((valid.sum(-1) > most).any()))
+        )
+
+    def rows_per_sample(self, task: Task) -> int:
+        unknowns = self.unknowns(task)
+        return self.responses() if unknowns > most_of_every(self.responses()) else 2**unknowns
+
+    def masks(self, task: Task) -> Tensor:
+        counts = task.space.counts(len(task)).clamp(max=self.unknowns(task))
+        drawn = torch.full_like(counts, 2 * ((self.responses() - 1) // 2) + 1)
+        return torch.where(counts <= most_of_every(self.responses()), 2**counts - 1, drawn)
 
     def cells_of(self, task: Task) -> Cells | None:
         few = task.space.n_features <= self.responses() // ROWS_PER_FEATURE

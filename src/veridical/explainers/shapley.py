@@ -17,10 +17,10 @@ from veridical.core.allowed import MANY, Count, Within
 from veridical.core.key import Key
 from veridical.explainers.base import FILL_KEY, register
 from veridical.explainers.diagnostics import difference_from_empty, record_split_half
-from veridical.explainers.occlusion import FitsCells, MaskingExplainer, SharesOut, mask_pieces, responses_to
+from veridical.explainers.occlusion import FitsBank, MaskingExplainer, SharesOut, mask_pieces, responses_to
 from veridical.explainers.surrogates import least_squares, sample_blocks
 from veridical.models.context import Context
-from veridical.perturb.mask_bank import Bank, banks, most_of_every
+from veridical.perturb.mask_bank import Bank
 from veridical.perturb.rules import AllSubsets
 from veridical.perturb.subset_table import FEW, places_of
 from veridical.values.task import Task
@@ -180,7 +180,7 @@ _SPARE = 8  # pairs beyond one a feature, from which on unknowns for the size of
 
 @register
 @dataclass(frozen=True)
-class KernelShap(FitsCells, SharesOut):
+class KernelShap(FitsBank, SharesOut):
     """Shapley values of the explained output in the game "which features are there".
 
     Minimises sum_S k(S) (v(S) - v(none) - sum_{i in S} phi_i)^2 subject to sum phi = v(all) - v(none), with
@@ -207,29 +207,7 @@ class KernelShap(FitsCells, SharesOut):
     def joins(self) -> bool:
         return self.join
 
-    def _draws_on(self, task: Task) -> bool:
-        most, valid = most_of_every(self.budget), task.space.valid
-        return task.fill.follows_seed(task) or (
-            self.unknowns(task) > most and (valid is None or bool((valid.sum(-1) > most).any()))
-        )
-
-    def rows_per_sample(self, task: Task) -> int:
-        unknowns = self.unknowns(task)
-        return self.budget if unknowns > most_of_every(self.budget) else 2**unknowns
-
-    def masks(self, task: Task) -> Tensor:
-        counts = task.space.counts(len(task)).clamp(max=self.unknowns(task))
-        drawn = torch.full_like(counts, 2 * ((self.budget - 1) // 2) + 1)
-        return torch.where(counts <= most_of_every(self.budget), 2**counts - 1, drawn)
-
-    def fitted(self, task: Task, context: Context) -> Tensor:
-        out = torch.zeros(len(task), task.space.n_features, dtype=task.outputs.dtype, device=task.device)
-        for bank in banks(task, context.with_key(context.key.parent), self.budget):
-            out[bank.rows] = self._values(bank, context).to(out.dtype)
-        return out
-
-    def _values(self, bank: Bank, context: Context) -> Tensor:
-        """The values of the samples of a bank."""
+    def fitted_to(self, bank: Bank, context: Context) -> Tensor:
         responses, (samples, count, width) = bank.responses, bank.masks.shape
         valid, sets, kept = bank.masks[:, 1], bank.masks[:, 2::2], bank.masks[:, 3::2]
         pairs = sets.shape[1]

@@ -8,34 +8,34 @@ from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from veridical.core import key as keyed
 from veridical.core.allowed import MANY, Positive, Within
 from veridical.explainers.base import register
 from veridical.explainers.diagnostics import record_split_half
-from veridical.explainers.occlusion import FitsCells, coin_masks, responses_to
+from veridical.explainers.occlusion import FitsBank
 from veridical.functional.devices import at_a_time
 from veridical.models.context import Context
-from veridical.perturb.rules import Given
-from veridical.values.task import Task
+from veridical.perturb.mask_bank import Bank
 
 
 @register
 @dataclass(frozen=True)
-class Lime(FitsCells):
+class Lime(FitsBank):
     """The coefficients of a ridge regression of y on z, where z_i = 1 if feature i was kept.
 
-    Each of `draws` masks removes every feature with one probability, itself uniform on [0, 1], so that the
-    number of features removed is uniform on 0..D; the unmasked input is one row more. A mask that removes
-    the share d of the features weighs exp(-(d / kernel_width)^2). (Ribeiro et al. 2016, eq. 1 and 2 with a
-    quadratic penalty in the place of a limit on the number of features.) On an image with more features than
+    The number of features removed is uniform on 0..D, and a mask that removes the share d of them weighs
+    exp(-(d / kernel_width)^2); the unmasked input is one row more. (Ribeiro et al. 2016, eq. 1 and 2 with a
+    quadratic penalty in the place of a limit on the number of features.) Where all 2^D masks fit in `draws`
+    each is evaluated and that mean over masks is exact. Otherwise masks are those that KernelSHAP draws with
+    as many rows, each weighed by how much likelier it is here than there: one call evaluates them once. What
+    responses owe to the number of features alone, beyond a straight line, is fitted beside: over all masks it
+    is no part of a coefficient, but in a sample it is much of the noise. On an image with more features than
     one for 8 draws, neighbours are joined into cells, one for 12 draws, which share a coefficient equally.
     """
 
-    draws: Annotated[int, Within(2, MANY)] = 512
-    """Random masks per sample."""
+    draws: Annotated[int, Within(3, MANY)] = 512
+    """Rows evaluated per sample, at most."""
     kernel_width: Positive = 0.5
     """Share of features removed at which the weight of a mask has fallen to 1/e."""
     ridge: Positive = 1.0
@@ -43,7 +43,7 @@ class Lime(FitsCells):
     join: bool = True
     """Whether neighbouring pixels or patches are joined where there are too few draws to tell them apart."""
     name: ClassVar[str] = "lime"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     summary: ClassVar[str] = "weighted linear fit to randomly masked inputs"
     paper: ClassVar[str] = "Ribeiro et al. 2016"
 
@@ -53,48 +53,68 @@ class Lime(FitsCells):
     def joins(self) -> bool:
         return self.join
 
-    def rows_per_sample(self, task: Task) -> int:
-        return self.draws
+    def fitted_to(self, bank: Bank, context: Context) -> Tensor:
+        responses, (samples, count, features) = bank.responses, bank.masks.shape
+        valid, out = bank.masks[:, 1], responses.new_empty(samples, features)
+        for some in sample_blocks(samples, count * features, out.device):
+            removed, there = bank.masks[some], valid[some].sum(-1, keepdim=True)
+            share = removed.sum(-1) / there.double()
+            weights = self.draws * bank.weights[some] * self._nearness(share)
+            weights[:, 0] += 1
+            beside = None if bank.every else share.square() - self._slope(there) * share
+            # a feature's removal says what its presence does, with the sign turned
+            y = -responses[some]
+            out[some] = ridge_fit(removed, y, weights, beside, self.ridge)
+            if beside is not None:
+                half = partial(_half_fit, removed, y, weights, beside, self.ridge)
+                record_split_half(context, bank.task, count // 2 - 1, half, some)
+        return out
 
-    def fitted(self, task: Task, context: Context) -> Tensor:
-        features, valid = task.space.n_features, task.space.valid
-        keep = 1 - keyed.uniform(context.key / "sizes", task.draw_ids, 0, self.draws)
-        masks = coin_masks(context.key / "masks", task.draw_ids, features, self.draws, keep)
-        responses = responses_to(task, Given(masks), context.key, context)
-        there = task.space.counts(len(task)).to(task.device)[:, None].double()
-        out = responses.new_empty(len(task), features)
-        for some in sample_blocks(len(task), self.draws * features, task.device):
-            removed = masks[some] if valid is None else masks[some] & valid[some, None]
-            weights = torch.exp(-((removed.sum(-1) / there[some] / self.kernel_width) ** 2))
-            # a feature's removal says what its presence does, with the sign turned; the input removes nothing
-            weights = F.pad(weights, (1, 0), value=1.0)
-            fit = (removed, -responses[some], weights)
-            out[some] = ridge_fit(*fit, self.ridge)
-            half = partial(_half_fit, *fit, self.ridge)
-            record_split_half(context, task, self.draws, half, some)
-        return out.to(task.outputs.dtype)
+    def _nearness(self, share: Tensor) -> Tensor:
+        """How much masks weigh that remove these shares of the features."""
+        return torch.exp(-((share / self.kernel_width) ** 2))
+
+    def _slope(self, there: Tensor) -> Tensor:
+        """The slope (n, 1) of d^2 on d over all masks of so many features (n, 1), weighed as in the fit."""
+        removed = torch.arange(int(there.max()) + 1, device=there.device)
+        share = removed / there.double()
+        weights = self._nearness(share) * (removed <= there) / (there + 1)
+        weights[:, 0] += 1 / self.draws
+        weights /= weights.sum(-1, keepdim=True)
+        apart = share - (weights * share).sum(-1, keepdim=True)
+        return (weights * apart * share.square()).sum(-1, True) / (weights * apart.square()).sum(-1, True)
 
 
-def _half_fit(removed: Tensor, responses: Tensor, weights: Tensor, ridge: float, half: int) -> Tensor:
-    """The fit of every second draw; the row in front belongs to both halves."""
-    y, w = (torch.cat([each[:, :1], each[:, 1 + half :: 2]], 1) for each in (responses, weights))
-    return ridge_fit(removed[:, half::2], y, w, ridge / 2)
+def _half_fit(
+    removed: Tensor, responses: Tensor, weights: Tensor, beside: Tensor, ridge: float, half: int
+) -> Tensor:
+    """The fit of every second set and what it leaves; nothing and everything belong to both halves."""
+    pair = torch.arange(removed.shape[1], device=removed.device) // 2
+    own = (pair == 0) | (pair % 2 == half)
+    weights = weights[:, own]
+    weights[:, :2] /= 2
+    return ridge_fit(removed[:, own], responses[:, own], weights, beside[:, own], ridge / 2)
 
 
-def ridge_fit(removed: Tensor, responses: Tensor, weights: Tensor, ridge: float) -> Tensor:
-    """Weighted ridge regression (B, V) of responses (B, 1 + M) on masks (B, M, V), the intercept left free.
+def ridge_fit(
+    removed: Tensor, responses: Tensor, weights: Tensor, beside: Tensor | None, ridge: float
+) -> Tensor:
+    """Weighted ridge regression (B, V) of responses (B, M) on masks (B, M, V).
 
-    The first response and weight belong to a row that is all False.
+    An intercept and the column `beside` (B, M) are left free: both drop out when everything is measured from
+    its weighted fit to them.
     """
-    rows = F.pad(removed.double(), (0, 0, 1, 0))
-    # the free intercept drops out when everything is measured from its weighted mean
     share = weights / weights.sum(-1, keepdim=True)
-    return least_squares(
-        rows - share[:, None] @ rows,
-        responses - (share * responses).sum(-1, keepdim=True),
-        weights,
-        ridge,
-    )
+    every = torch.cat([removed.double(), responses[..., None]], -1)
+    if beside is not None:
+        every = torch.cat([every, beside[..., None]], -1)
+    every = every - share[:, None] @ every
+    if beside is not None:
+        column, every = every[..., -1], every[..., :-1]
+        along = share * column
+        slopes = along[:, None] @ every / (along * column).sum(-1)[:, None, None]
+        every = every - column[..., None] * slopes
+    return least_squares(every[..., :-1], every[..., -1], weights, ridge)
 
 
 # --- least squares over boolean masks, one fit per sample -------------------------------------------------
