@@ -190,7 +190,7 @@ class RFid(Fidelity):
     """Whether each feature is removed with probability `alpha`, instead of a fixed number of them."""
     family: ClassVar[str] = "rfid"
     name: ClassVar[str] = "rfid_plus"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     summary: ClassVar[str] = "Does the right answer fall when random parts of the explanation are removed?"
     misleads: ClassVar[str] = "where even slightly masked inputs lie outside what the model has learnt"
 
