@@ -26,6 +26,8 @@ WHERE = {
     "cifar10": "CIFAR-10: https://www.cs.toronto.edu/~kriz/cifar.html, as archives of JPEG files in one "
     "folder a class, and the public ResNet-20 weights resnet20-12fca82f.th",
     "avila": "Avila: https://doi.org/10.24432/C5K02X",
+    "adult": "Adult: https://doi.org/10.24432/C5XW20",
+    "tabular_ann_weights": "the MLP on Adult that OpenXAI publishes, as ann_adult.pt",
     "minilm.npz": "MiniLM and snippets: python -m replications.gef.minilm --prepare FOLDER",
     "sms_spam": "SMS Spam: https://doi.org/10.24432/C5CC84",
     "trec": "TREC questions: https://cogcomp.seas.upenn.edu/Data/QA/QC/, as TREC.train.all and TREC.test.all",

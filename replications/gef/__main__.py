@@ -4,6 +4,7 @@ import sys
 
 from replications.common import AVILA, MNIST_TRAIN, Part, main
 
+ADULT = ("adult/adult.data", "adult/adult.test", "tabular_ann_weights/ann_adult.pt")
 RUN = ("-m", "replications.gef.run", "--out", "{out}", "--only")
 PARTS = (
     Part("vision", (*RUN, "vision"), MNIST_TRAIN, ("--samples", "16")),
@@ -57,7 +58,16 @@ PARTS = (
         ("--samples", "2", "--new-tokens", "8"),
         in_quick=False,
     ),
-    Part("ablation", (*RUN, "ablation"), (*MNIST_TRAIN, *AVILA), ("--samples", "8"), in_quick=False),
+    Part(
+        "assumptions",
+        (*RUN, "assumptions"),
+        (*MNIST_TRAIN, *AVILA, *ADULT),
+        ("--samples", "8"),
+        in_quick=False,
+    ),
+    Part("noises", (*RUN, "noises"), (*MNIST_TRAIN, *AVILA, *ADULT), ("--samples", "8"), in_quick=False),
+    Part("path", ("-m", "replications.gef.path", "--out", "{out}"), (), ("--seeds", "2", "--only", "wine")),
+    Part("ablation", (*RUN, "ablation"), (*MNIST_TRAIN, *AVILA, *ADULT), ("--samples", "8"), in_quick=False),
 )
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from scipy.stats import gaussian_kde
 
 from veridical.gef.model_assumptions import Response
 from veridical.gef.plots import distortions, named
@@ -25,11 +26,27 @@ def plot_cloud(scores: Scores, ax: Axes | None = None) -> Axes:
         model.reshape(-1), explanation.reshape(-1), c=levels.reshape(-1), s=8, alpha=0.6, cmap="viridis"
     )
     ax.figure.colorbar(drawn, ax=ax, label="level")
+    for level in sorted({0, model.shape[1] // 2, model.shape[1] - 1}):
+        _contours(ax, model[:, level], explanation[:, level], drawn.to_rgba(level + 1))
     ax.set_xscale("symlog", linthresh=1e-2)
     ax.set_xlabel("model distortion")
     ax.set_ylabel("explanation distortion")
     ax.set_title(scores.explainer or "", fontsize=9)
     return ax
+
+
+def _contours(ax: Axes, model: torch.Tensor, explanation: torch.Tensor, colour: Any) -> None:
+    """Two lines of equal density around the points of one level, where they have an area."""
+    points = torch.stack([model, explanation]).double()
+    points = points[:, points.isfinite().all(0)]
+    if points.shape[1] < 5 or torch.linalg.matrix_rank(points - points.mean(1, keepdim=True)) < 2:
+        return
+    density = gaussian_kde(points.numpy())
+    low, high = points.amin(1), points.amax(1)
+    x, y = (torch.linspace(float(a), float(b), 60).double() for a, b in zip(low, high, strict=True))
+    grid = torch.stack([x.repeat(60), y.repeat_interleave(60)])
+    heights = density(grid.numpy()).reshape(60, 60)
+    ax.contour(x, y, heights, levels=sorted({float(heights.max()) * s for s in (0.2, 0.6)}), colors=[colour])
 
 
 def plot_gained(scores: Mapping[str, Scores] | Scores, ax: Axes | None = None) -> Axes:

@@ -1,56 +1,54 @@
 """The summary of all claims: every row has a folder, a verdict of the four, and a size."""
 
-import re
 from pathlib import Path
 
 import pytest
 
+from scripts.count_claims import Claim, claims, counted
 from veridical.cli.replicate import PAPERS
 
 ROOT = Path(__file__).resolve().parents[2]
-VERDICTS = ("holds", "in part", "does not", "not tested")
 PAGE = (ROOT / "docs" / "replications.md").read_text(encoding="utf-8")
-PART = re.compile(r"folder `replications/(\w+)`\.\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-CLAIM = re.compile(r"^    - \*\*(?P<claim>.+?)\*\*<br>(?P<rest>.+)$", re.MULTILINE)
-ROWS = [(folder, *found) for folder, text in PART.findall(PAGE) for found in CLAIM.findall(text)]
-
-
-def listed(folder: str) -> list[str]:
-    """The claims in the short table of a paper."""
-    text = next(text for name, text in PART.findall(PAGE) if name == folder)
-    return re.findall(r"^\| ([A-Z].+) \| [a-z].+ \|$", text, re.MULTILINE)
+ROWS = claims(PAGE)
 
 
 def test_all_five_papers_are_there() -> None:
-    assert {folder for folder, *_ in ROWS} == set(PAPERS.values())
+    assert {row.folder for row in ROWS} == set(PAPERS.values())
     assert len(ROWS) > 25
 
 
-@pytest.mark.parametrize("folder", sorted(PAPERS.values()))
-def test_the_short_table_and_the_figures_name_the_same_claims(folder: str) -> None:
-    assert listed(folder) == [claim for name, claim, _ in ROWS if name == folder]
+def test_the_tables_and_counts_are_made_from_the_details() -> None:
+    assert counted(PAGE) == PAGE
 
 
-def test_the_counts_on_top_are_those_of_the_tables() -> None:
-    for folder in set(PAPERS.values()):
-        verdicts = [verdict_of(rest) for name, _, rest in ROWS if name == folder]
-        row = f"| {' | '.join(str(verdicts.count(verdict)) for verdict in VERDICTS)} |"
-        assert row in PAGE, folder
+def test_a_change_of_a_detail_changes_table_and_count() -> None:
+    row = next(row for row in ROWS if row.verdict == "holds")
+    changed = PAGE.replace(row.rest, row.rest.replace("**holds**", "**in part**: half"))
+    new = counted(changed)
+    assert f"| {row.claim} | in part |" in new
+    assert new.count("| in part |") == PAGE.count("| in part |") + 1
+    top = [page[: page.index("```console")] for page in (PAGE, new)]
+    assert top[0] != top[1]
 
 
-def verdict_of(rest: str) -> str:
-    return re.search(r"Verdict: \*\*([a-z ]+)\*\*", rest)[1]  # type: ignore[index]
+@pytest.mark.parametrize(
+    ("verdict", "message"),
+    [
+        ("**holds**, but for one", "holds in part"),
+        ("**does not**", "say why"),
+        ("**not tested**: ", "say why"),
+        ("**partly**", "no verdict"),
+    ],
+)
+def test_a_limited_or_bare_verdict_is_refused(verdict: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Claim("gef", "a claim", f"On: a<br>Verdict: {verdict}").verdict  # noqa: B018 (a property)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[1][:40])
-def test_every_row_is_whole(row: tuple[str, str, str]) -> None:
-    folder, _, rest = row
-    assert (ROOT / "replications" / folder / "README.md").is_file()
-    assert (ROOT / "replications" / folder / "__main__.py").is_file()
-    verdict = verdict_of(rest)
-    assert verdict in VERDICTS
-    if verdict != "not tested":
-        assert "Ours: " in rest, "a verdict needs a figure of ours"
-        assert "On: " in rest, "and the sample it rests on"
-    elif not re.search(r"\*\*not tested\*\*: .", rest):
-        pytest.fail("say why it was not tested")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.claim[:40])
+def test_every_row_is_whole(row: Claim) -> None:
+    assert (ROOT / "replications" / row.folder / "README.md").is_file()
+    assert (ROOT / "replications" / row.folder / "__main__.py").is_file()
+    if row.verdict != "not tested":
+        assert "Ours: " in row.rest, "a verdict needs a figure of ours"
+        assert "On: " in row.rest, "and the sample it rests on"

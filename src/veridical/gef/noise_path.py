@@ -29,7 +29,7 @@ from veridical.values.task import Task
 
 LOWEST = 1e-3
 """The first level of every path that was found."""
-MAX_SAMPLES = 64
+MAX_SAMPLES = 32
 """Rows on which a path is searched: agreement varies far more between perturbed models than between rows."""
 Rule = Literal["fitted", "published"]
 WEAKEST, STRONGEST = 0.02, 10.2
@@ -148,7 +148,7 @@ def find_path(
     `published`: one draw per level from 0.2 on by 0.1, stop where the share of predictions kept is within
     max(0.1/C, 0.01) of 1/C or after 100 steps, mean of 5 runs.
 
-    Either is searched on at most 64 of the reference rows, or of the samples where there are none.
+    Either is searched on at most 32 of the reference rows, or of the samples where there are none.
     """
     # a task of classes has no inputs of its own; its rows are what the model is seen to change on
     rows = calibration_rows(task if task.members is None else task.members)
