@@ -252,11 +252,12 @@ def test_a_cluster_of_its_own_is_private_and_goes_away(held, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_lost_node_of_this_machine_is_a_sentence_a_status_and_no_lease(held, tmp_path):
+@pytest.mark.parametrize("watched", [(), ("--log-json",)])
+def test_a_lost_node_of_this_machine_is_a_sentence_a_status_and_no_lease(held, tmp_path, watched):
     (tmp_path / "held" / "hold").touch()
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(held))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path)}
-    words = ["run", str(tmp_path / "study.yaml"), "-w", "1", "--executor", "ray", "--allow-code"]
+    words = ["run", str(tmp_path / "study.yaml"), "-w", "1", "--executor", "ray", "--allow-code", *watched]
     run = subprocess.Popen(
         [sys.executable, "-m", "veridical", *words], env=env, stderr=subprocess.PIPE, text=True
     )
@@ -268,6 +269,7 @@ def test_a_lost_node_of_this_machine_is_a_sentence_a_status_and_no_lease(held, t
     assert run.returncode == 4, said
     assert "error: the Ray node of this machine was lost" in said
     assert "veridical resume" in said
+    assert ('"event": "started"' in said) == bool(watched)
     assert list((tmp_path / "study_study" / "leases").iterdir()) == []
     resumed = studies.resume(tmp_path / "study_study", executor="in-process", allow_code=True, progress=False)
     assert resumed.status().complete

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
 import uuid
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +115,8 @@ def run(
             if not store.exists(SOURCE) or store.read(SOURCE) != file.text.encode():
                 store.write(SOURCE, file.text.encode())
             write_plan(plan, store)
-            if isinstance(pool, RayPool) and watch is None and not pool.is_connected:
-                _apart(plan, store, pool, allow_code, None, progress)
+            if isinstance(pool, RayPool) and not pool.is_connected:
+                _apart(plan, store, pool, allow_code, watch, progress)
             else:
                 _Run(plan, store, pool, allow_code, watch, progress).run()
     except StorageError as error:
@@ -128,20 +130,42 @@ def run(
     return Study(store)
 
 
-def _apart(plan: StudyPlan, store: Store, pool: RayPool, *rest: Any) -> None:
+def _apart(
+    plan: StudyPlan, store: Store, pool: RayPool, allow_code: bool, watch: Watch | None, progress: bool | None
+) -> None:
     """Run in a process of its own: Ray ends the process that loses its node, without a word."""
+    key = os.urandom(16)
     try:
-        with Processes(1, retries=0) as own:
-            own.submit(_run_there, plan, store, pool, *rest).result()
+        with Processes(1, retries=0) as own, Listener(authkey=key) as heard:
+            lines = threading.Thread(target=_relay, args=(heard, watch), daemon=True)
+            lines.start()
+            address: Any = heard.address
+            own.submit(_run_there, address, key, plan, store, pool, allow_code, progress).result()
+            lines.join()
     except KeyboardInterrupt:
         log.warning(INTERRUPTED)
     except WorkerLostError:
         raise StudyError(NODE_LOST.replace("FOLDER", str(store.folder))) from None
 
 
-def _run_there(plan: StudyPlan, store: Store, pool: RayPool, *rest: Any) -> None:
-    with pool:
-        _Run(plan, store, pool, *rest).run()
+def _relay(heard: Listener, watch: Watch | None) -> None:
+    """Give every line of the log that the other process sends to who watches."""
+    with suppress(EOFError, OSError), heard.accept() as lines:
+        while True:
+            line = json.loads(lines.recv_bytes())
+            if watch is not None:
+                watch(line)
+
+
+def _run_there(
+    address: Any, key: bytes, plan: StudyPlan, store: Store, pool: RayPool, allow_code: bool, progress: Any
+) -> None:
+    with pool, Client(address, authkey=key) as lines:
+
+        def watch(line: dict[str, Any]) -> None:
+            lines.send_bytes(json.dumps(line).encode())
+
+        _Run(plan, store, pool, allow_code, watch, progress).run()
 
 
 def _complete(plan: StudyPlan, store: Store) -> bool:
