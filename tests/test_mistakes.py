@@ -121,7 +121,6 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "inputs str": lambda: vd.Task(NET, "hello"),
     "inputs None": lambda: vd.Task(NET, None),
     "inputs gen": lambda: vd.Task(NET, (i for i in range(3))),
-    "inputs DataLoader": lambda: vd.Task(NET, torch.utils.data.DataLoader(X)),
     "inputs sparse": lambda: vd.Task(NET, X.to_sparse()),
     "inputs nested": lambda: vd.Task(NET, torch.nested.nested_tensor([X[0], X[1]])),
     "inputs meta": lambda: vd.Task(NET, X.to("meta")),

@@ -170,7 +170,8 @@ def escaped(text: str) -> str:
 
 def formula(name: str, kind: type) -> str:
     """The formula with what its letters are, and the rest of the docstring."""
-    first, _, rest = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
+    parts = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    first, rest = parts[0], "\n\n".join(p for p in parts[1:] if not p.startswith((">>>", "Examples\n")))
     first = " ".join(first.split())
     known = FORMULAS.get(name, {})
     parts = [] if "math" in known and ASCII_FORMULA.search(first) else [escaped(first)]

@@ -48,6 +48,10 @@ class OutOfRangeError(InputError, IndexError):
     """A sample that a task does not have."""
 
 
+class ArgumentsError(InputError, TypeError):
+    """The arguments of a call are not those it takes; the message lists these."""
+
+
 class NotApplicableError(VeridicalError, TypeError):
     """A method cannot work on this task; the message names those that can."""
 
@@ -130,6 +134,21 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
             f"; here it is '{ELSEWHERE[name]}' on a task of switches (vd.models.Generation, vd.data.switch)."
         )
     return UnknownNameError(f"no {kind} is called '{name}'{hint} Known: {', '.join(names)}")
+
+
+def wrong_arguments(
+    who: str, signature: inspect.Signature, given: Iterable[str], why: object
+) -> ArgumentsError:
+    """Build the error for a call whose arguments do not fit: the nearest name, and those there are."""
+    kinds = {one.kind for one in signature.parameters.values()}
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [name for name, one in signature.parameters.items() if one.kind in plain and name != "self"]
+    every = inspect.Parameter.VAR_KEYWORD in kinds
+    unknown = [] if every else [name for name in given if name not in names]
+    near = [hit for name in unknown for hit in difflib.get_close_matches(name, names, n=1, cutoff=0.4)]
+    said = f"does not take {', '.join(map(repr, unknown))}" if unknown else f"cannot be called so: {why}"
+    hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "."
+    return ArgumentsError(f"{who} {said}{hint} It takes: {', '.join(names) or 'nothing'}")
 
 
 def missing_extra(package: str, extra: str) -> MissingExtraError:

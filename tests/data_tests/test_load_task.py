@@ -250,8 +250,8 @@ def test_whole_numbers_are_tokens_only_for_a_model_that_embeds_them(tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.random.default_rng(0).integers(0, 20, (8, 4)))
     assert load_task(Words(), tmp_path / "rows.npz").modality == "text"
     assert load_task(network(), tmp_path / "rows.npz").modality == "table"
-    np.savez(tmp_path / "bytes.npz", x=np.zeros((3, 1, 6, 6), np.uint8))
-    with pytest.warns(VeridicalWarning, match="the numbers 0 to 255"):
+    np.savez(tmp_path / "bytes.npz", x=np.full((3, 1, 6, 6), 200, np.uint8))
+    with pytest.warns(VeridicalWarning, match=r"up to 200 .* inputs / 255"):
         load_task(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 2)), tmp_path / "bytes.npz")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from veridical.core.lazy import modules_registering
-from veridical.errors import InputError, unknown_name, warn
+from veridical.errors import InputError, unknown_name, warn, wrong_arguments
 
 T = TypeVar("T")
 
@@ -70,7 +71,8 @@ class Registry(Generic[T]):
             return maker(**settings)
         except TypeError as error:
             if settings:
-                raise InputError(f"{self.kind} '{name}' does not take {settings}: {error}") from error
+                who = f"{self.kind} '{name}'"
+                raise wrong_arguments(who, inspect.signature(maker), settings, error) from error
             raise
 
     def maker(self, name: str) -> Callable[..., T]:

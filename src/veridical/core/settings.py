@@ -26,7 +26,7 @@ from typing import (
 import numpy as np
 
 from veridical.core.allowed import LARGEST, Within
-from veridical.errors import InputError, VeridicalError
+from veridical.errors import InputError, VeridicalError, wrong_arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,7 +68,8 @@ def mismatch(value: Any, declared: Any) -> str | None:
         return None if value is None else "None"
     declared = origin or declared
     if isinstance(declared, type) and not getattr(declared, "_is_protocol", False):
-        return None if isinstance(value, declared) else f"of type {declared.__name__}"
+        made = getattr(declared, "made_by", "")
+        return None if isinstance(value, declared) else f"of type {declared.__name__}{made and f' ({made})'}"
     return None
 
 
@@ -161,7 +162,10 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        bound = signature.bind(*args, **named)
+        try:
+            bound = signature.bind(*args, **named)
+        except TypeError as error:
+            raise wrong_arguments(who, signature, named, error) from None
         for name, value in bound.arguments.items():
             kind = signature.parameters[name].kind
             if name in declared() and kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY):

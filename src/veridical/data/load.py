@@ -318,11 +318,6 @@ def _as_numbers(rows: Any, model: Any) -> Tensor:
     tokens = tokens or (isinstance(model, OnnxFunction) and "int" in model.inputs[0].type)
     if tensor.is_floating_point() or tokens:
         return tensor
-    if tensor.dtype == torch.uint8 and tensor.dim() > 2:
-        warn(
-            "the inputs are bytes and reach the model as the numbers 0 to 255; if it was trained on others, "
-            "scale them in the file"
-        )
     return tensor.float()
 
 

@@ -163,7 +163,8 @@ def load_weights(path: str | Path, arch: Any, allow_code: bool = False) -> nn.Mo
     if arch is None:
         raise InputError(
             f"{path.name} holds weights, not the network they belong to: name the function that builds it "
-            "with --arch module:function"
+            "with --arch module:function. (A whole pickled network is not read, as that can run code: write "
+            "torch.save(model.state_dict(), path))"
         )
     built = import_attribute(arch, allow_code) if isinstance(arch, str) else arch
     if callable(built) and not isinstance(built, nn.Module):

@@ -66,12 +66,7 @@ def first_outputs(
     except VeridicalError:
         raise
     except Exception as error:
-        hint = "The first axis of inputs must count samples: for a single one pass inputs[None]"
-        if isinstance(error, TypeError) and "positional argument" in str(error):
-            hint = "A model takes one batch of rows; what else it needs per sample goes in side="
-        hint = getattr(module, "hint", "") or hint
-        if not one.is_floating_point():
-            hint += f"; inputs are {one.dtype}: if the model wants numbers, pass inputs.float()"
+        hint = getattr(module, "hint", "") or _hint(module, one, error)
         raise ShapeError(
             f"the model does not run on one row of shape {tuple(one.shape)} "
             f"({type(error).__name__}: {error}). {hint}"
@@ -99,6 +94,25 @@ def first_outputs(
     source.meter.reset(Cost())  # what a task wants to know is nobody's cost
     outputs = {"binary": 2, "generation": 1}.get(kind, seen[0].shape[1])
     return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows), moves
+
+
+def _hint(module: nn.Module, one: Tensor, error: Exception) -> str:
+    """What may be wrong where a model does not run on one row."""
+    if isinstance(error, TypeError) and "positional argument" in str(error):
+        return "A model takes one batch of rows; what else it needs per sample goes in side="
+    layers = list(module.modules())
+    channels = next((layer.in_channels for layer in layers if isinstance(layer, nn.Conv2d)), None)
+    columns = next((layer.in_features for layer in layers if isinstance(layer, nn.Linear)), one.shape[-1])
+    columns = getattr(getattr(module, "estimator", None), "n_features_in_", columns)
+    hint = "The first axis of inputs must count samples: for a single one pass inputs[None]"
+    if one.dim() == 4 and one.shape[-1] == channels != one.shape[1]:
+        hint = f"The model takes {channels} channels, which come last here: pass inputs.permute(0, 3, 1, 2)"
+    elif one.dim() == 2 and one.shape[1] != columns:
+        hint = f"The model takes {columns} columns, inputs have {one.shape[1]}"
+    if not one.is_floating_point():
+        scaled = ", or inputs / 255 if it was trained on 0 to 1" if one.dtype == torch.uint8 else ""
+        hint += f"; inputs are {one.dtype}: if the model wants numbers, pass inputs.float(){scaled}"
+    return hint
 
 
 def _head(count: int, head: str | None) -> Head:

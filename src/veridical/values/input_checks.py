@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from veridical.core.key import name_id
 from veridical.core.space import Space
@@ -51,6 +52,46 @@ def tensor_of(value: Any, what: str, codec: FrameCodec | None, may_miss: bool = 
                 f"{bad[:5].tolist()}); fill them in or leave those rows out"
             )
     return tensor
+
+
+MOST_COLLECTED = 1024
+"""Samples that are taken from a DataLoader or Dataset."""
+
+
+def collected(value: Any, what: str) -> tuple[Any, Any]:
+    """Rows, and labels where there are any, of a DataLoader or Dataset; anything else as it is."""
+    if not isinstance(value, DataLoader | Dataset):
+        return value, None
+    name, parts, count = type(value).__name__, [], 0
+    try:
+        for batch in value if isinstance(value, DataLoader) else DataLoader(value, batch_size=64):
+            parts.append(list(batch) if isinstance(batch, tuple | list) else [batch])
+            count += len(parts[-1][0])
+            if count > MOST_COLLECTED:
+                warn(
+                    f"{what} are the first {MOST_COLLECTED:,} samples of the {name}; give a tensor for others"
+                )
+                break
+        joined = [torch.cat(one)[:MOST_COLLECTED] for one in zip(*parts, strict=True)]
+    except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        joined = []
+        why = f" ({type(error).__name__}: {error})"
+    else:
+        why = ""
+    if len(joined) not in (1, 2):
+        raise InputError(
+            f"{what} is a {name} whose batches are not a tensor of rows, or that and labels{why}; give its "
+            "tensors: inputs=torch.cat([batch[...] for batch in loader]), labels=..., side=..."
+        )
+    return joined[0], joined[1] if len(joined) == 2 else None
+
+
+def holds_several(labels: Any) -> bool:
+    """Whether labels are rows of zeros and ones, some with several ones or none: a multilabel task."""
+    found = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    if found.ndim != 2 or found.shape[1] < 2 or not bool(((found == 0) | (found == 1)).all()):
+        return False
+    return bool((found.sum(1) != 1).any())
 
 
 def as_tensor(value: Any, what: str = "it") -> Tensor:
@@ -234,8 +275,8 @@ def class_numbers(values: Any, what: str, classes: Any) -> Any:
         return values
     if classes is None:
         raise InputError(
-            f"{what} are names ({array.flat[0]!r:.40}) and the model does not name its classes; give the "
-            "numbers 0, 1, ... of its outputs"
+            f"{what} are names ({str(array.flat[0])!r:.40}) and the model does not name its classes; give "
+            "the numbers 0, 1, ... of its outputs"
         )
     number = {str(name): place for place, name in enumerate(classes)}
     unknown = sorted({str(name) for name in array.flat} - set(number))
@@ -286,6 +327,15 @@ def say_patches(space: Space) -> None:
         f"space=vd.Space.patches({shape}, size), or vd.Space.{kind}({shape}) for each by itself, which takes "
         "methods that remove features many more rows"
     )
+
+
+def look_for_bytes(rows: Tensor) -> None:
+    """Say that the pixels of images run to 255, which few networks are trained on."""
+    if rows.dim() == 4 and rows.min() >= 0 and 128 < (high := float(rows.max())) <= 255:
+        warn(
+            f"the pixels run up to {high:.0f} and reach the model as they are; if it was trained on others, "
+            "scale them: inputs / 255"
+        )
 
 
 def look_for_channels_last(rows: Tensor) -> None:

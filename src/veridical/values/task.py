@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,9 +34,12 @@ from veridical.values.input_checks import (
     behaves_otherwise,
     cast,
     checked_space,
+    collected,
+    holds_several,
     home_of,
     ids_of,
     labels_of,
+    look_for_bytes,
     look_for_channels_last,
     look_for_time_first,
     masks_of,
@@ -74,8 +77,8 @@ class Task:
     ----------
     model : nn.Module, callable, or estimator
         What is explained: any torch module, function of a batch, or scikit-learn estimator.
-    inputs : Tensor, array or data frame
-        The rows that are explained.
+    inputs : Tensor, array, data frame, DataLoader or Dataset
+        The rows that are explained; of a DataLoader or Dataset the first 1,024 with their labels.
     targets : int, sequence or Tensor, optional
         The output explained in each row; by default the predicted class.
     labels : sequence or Tensor, optional
@@ -116,6 +119,9 @@ class Task:
 
     What follows from it (its outputs, and whatever is a `fact` of it) is computed when it is first read.
     """
+
+    made_by: ClassVar[str] = "make one: task = vd.Task(model, inputs)"
+    """What a message says where something else was given."""
 
     inputs: Tensor
     side: Side
@@ -186,6 +192,15 @@ class Task:
         if isinstance(train, tuple) and len(train) != 2:
             raise InputError(f"train is rows, or (rows, labels); got a tuple of {len(train)}")
         train_rows, train_labels = train if isinstance(train, tuple) else (train, None)
+        (inputs, own_labels), (train_rows, own_train) = (
+            collected(inputs, "inputs"),
+            collected(train_rows, "train"),
+        )
+        labels = own_labels if labels is None else labels
+        train_labels = own_train if train_labels is None else train_labels
+        if head is None and labels is not None and holds_several(labels):
+            head = "multilabel"
+            warn("several ones stand in a row of labels, so several outputs may hold: head='multilabel'")
         inputs, train_rows = as_pandas(inputs), as_pandas(train_rows)
         codec = (
             FrameCodec.of(inputs, train_rows if is_frame(train_rows) else None) if is_frame(inputs) else None
@@ -235,6 +250,7 @@ class Task:
         if space is None:
             space = Space.columns(rows.shape[1], names) if codec else Space.of(rows)
             say_patches(space)
+            look_for_bytes(rows)
             look_for_channels_last(rows)
             look_for_time_first(rows, module)
         put["space"] = checked_space(space, rows).to(place)
@@ -242,6 +258,11 @@ class Task:
         put["ids"] = ids_of(ids, len(rows), place)
         put["draw_ids"] = sample_digests(rows, self.side, self.space)
         put["labels"] = None if labels is None else labels_of(labels, len(rows), place, classes)
+        if self.head == "multiclass" and self.labels is not None and self.labels.dim() > 1:
+            raise ShapeError(
+                f"labels have shape {tuple(self.labels.shape)}; classes are one number per sample: "
+                "labels.argmax(1) where rows are one-hot, or say head='multilabel' where several may hold"
+            )
         put["masks"] = None if masks is None else masks_of(masks, self.space, len(rows), place)
         given = None if targets is None else targets_of(targets, len(rows), self.n_outputs, place, classes)
         put.update(_targets=given, _targets_given=given is not None, reference=self)
