@@ -14,6 +14,7 @@ from torch import nn
 import veridical as vd
 from veridical.auditing import EFFORTS, audit
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
+from veridical.testing import Scaffold
 
 TINY = replace(
     EFFORTS["glance"],
@@ -417,3 +418,27 @@ def test_what_cannot_be_judged_is_not_explained():
         assert set(statuses(result).values()) == {"no verdict"}
         json.dumps(result.to_json(), allow_nan=False)
         result.to_frame()
+
+
+def test_a_model_that_lies_off_its_data_does_not_turn_the_verdict_round():
+    """After Slack et al. 2020: column 0 decides on the data, columns 1 and 2 decide on masked rows."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(300, 3, generator=generator) @ torch.randn(3, 8, generator=generator)
+    task = vd.Task(Scaffold(rows, [0], [1, 2]), rows[:64], train=rows)
+    result = audit(task, explainers=["saliency", "lime", "kernel_shap"], effort=FAST)
+    assert statuses(result)["saliency"] == "provisional"
+    assert not {"trusted", "provisional"} & {statuses(result)["lime"], statuses(result)["kernel_shap"]}
+    asked = {question.criterion: question for question in result.verdict["saliency"].questions}
+    assert asked["removal"].state == "not asked"
+    assert "by another rule" in asked["removal"].reason
+    assert asked["near"].state == "shown"
+    assert result.sentences[0].startswith(
+        "Use, provisionally, saliency: when features go towards near rows it beats noise in "
+    )
+    assert any("by another rule" in said and "provisional" in said for said in result.verdict.words.remarks)
+
+
+def test_whether_removal_is_about_the_data_is_said_on_the_first_page():
+    result = audit(vd.tasks.load("known/linear"), explainers=["occlusion"], effort=FAST, samples=24)
+    said = [one for one in result.verdict.words.remarks if "emoval is about the data" in one]
+    assert len(said) == 1

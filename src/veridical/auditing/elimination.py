@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -43,6 +43,7 @@ from veridical.errors import InputError, warn
 from veridical.explainers import Explainer
 from veridical.gef.iso_gef import joined_scores
 from veridical.metrics import Metric
+from veridical.metrics.faithfulness.near_removal import NearRemoval
 from veridical.models.cost import Cost
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.explanation import Explanation
@@ -316,6 +317,13 @@ class Elimination:
                     randomisation_units(own, pairs, theirs, sizes, list(metrics), rules.grid)
                 )
 
+    def stay_near_the_data(self, why: str) -> None:
+        """Ask about removal near the data alone, against chance: masked rows say nothing of this model."""
+        self.panel = replace(self.panel, removal={NearRemoval.name: NearRemoval()})
+        self.controls = {label: r for label, r in self.controls.items() if r.explainer.stochastic}
+        self.criteria = tuple("near" if line == "removal" else line for line in self.criteria)
+        self.absent["removal"] = why
+
     def leave_out_fine_tuned(self) -> None:
         """Without the test where only metrics with a fine-tuned model see damage: no copy has one."""
         if self.copies is not None and not self.untuned:
@@ -326,7 +334,7 @@ class Elimination:
     def _randomisation_open(self, candidate: Candidate, rules: Rules) -> bool:
         """Whether it passes all else, and the test has not been decided either way."""
         questions = rules.questions(self.entry(candidate))
-        before = [question for question in questions if question.criterion in ("removal", "truth")]
+        before = [question for question in questions if question.criterion in ("removal", "near", "truth")]
         half = next(question for question in questions if question.criterion == "randomisation")
         return passed(before) and half.state == "open"
 

@@ -240,8 +240,8 @@ class Entry:
     """How alike its maps of two samples of one class are: the median correlation."""
 
 
-CRITERIA = ("removal", "randomisation", "sample", "truth")
-"""The questions, in the order in which they are asked."""
+CRITERIA = ("removal", "near", "randomisation", "sample", "truth")
+"""The questions, in the order in which they are asked; "near" takes the place of "removal" near the data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,6 +262,11 @@ class Rules:
     chance: tuple[str, ...] = ("random",)
     """The controls that are chance."""
 
+    @property
+    def removing(self) -> str:
+        """The question that the removal metrics answer."""
+        return "near" if "near" in self.criteria else "removal"
+
     def removal_units(self, own: SampleScores, others: Sequence[SampleScores]) -> Tensor:
         """Wins over the admissible metrics."""
         return units(own.of(self.admissible), [other.of(self.admissible) for other in others], self.grid)
@@ -270,13 +275,15 @@ class Rules:
         """The units of every test of a method, by question and rival; none where it has not been run."""
         nothing = torch.empty(0, dtype=torch.float64)
         found = {
-            ("removal", name): self.removal_units(entry.removal, draws)
+            (self.removing, name): self.removal_units(entry.removal, draws)
             for name, draws in self.controls.items()
         }
         if "randomisation" in self.criteria:
             rivals = (*HERE, *THERE)
             won = entry.randomisation or (nothing,) * len(rivals)
             found |= {("randomisation", rival): each for rival, each in zip(rivals, won, strict=True)}
+            if self.removing == "near":  # the size of the input may well be right near the data
+                del found["randomisation", SIZE]
         if "sample" in self.criteria:
             found["sample", ANOTHER_SAMPLE] = nothing if entry.sample is None else entry.sample
         if "truth" in self.criteria and entry.truth is not None:

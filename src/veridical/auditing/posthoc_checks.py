@@ -226,6 +226,8 @@ def _compare_perturbed_copy(elimination: Elimination, candidates: list[Candidate
 
 def _look_for_faults(elimination: Elimination, candidates: Sequence[Candidate], rules: Rules) -> None:
     """Look for hidden features, and for samples in which a method lies, at a level shared by all stages."""
+    if rules.removing == "near":  # what is measured by masks says nothing of this model
+        return
     level, task = LEVEL / len(elimination.steps), elimination.task[: elimination.samples]
     effects = _effects(elimination) if candidates else None
     honest = None if effects is None else _against_chance(elimination, rules, _scored_effects(elimination))

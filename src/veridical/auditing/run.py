@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, overload
 import torch
 
 from veridical._version import __version__
+from veridical.auditing import near_data
 from veridical.auditing.candidates import (
     choose_criteria,
     choose_explainers,
@@ -42,6 +43,7 @@ from veridical.auditing.evidence import MIN_SAMPLES
 from veridical.auditing.forecast import Forecast, cost_of_scores, forecast
 from veridical.auditing.jobs import JobRunner
 from veridical.auditing.model_randomisation import given_models, has_weights, other_models
+from veridical.auditing.near_data import NearData
 from veridical.auditing.posthoc_checks import give_grades, run_posthoc_checks
 from veridical.auditing.result import Audit
 from veridical.auditing.sentences import Circumstances, in_sentences
@@ -226,6 +228,13 @@ def audit(
     there = {"removal": True, "randomisation": copies is not None, "truth": bool(panel.truth)}
     elimination.copies, elimination.randomised = copies, copies is not None
     elimination.criteria = tuple(criterion for criterion in wanted if there[criterion])
+    with clock("near data"):
+        near_the_data = NearData(False, "there is no verdict") if why_none else near_data.check(task, seed)
+        if near_the_data.about_data is False and metrics is None:
+            elimination.stay_near_the_data(
+                f"{near_the_data.sentence[:1].lower()}{near_the_data.sentence[1:-1]}"
+            )
+            panel = elimination.panel
     with clock("elimination"):
         damage = None if why_none else _eliminate(elimination, plan, seed, notes, progress)
     skipped = {**methods.skipped, **elimination.left_out}
@@ -259,7 +268,15 @@ def audit(
             compared = concepts_of(whole, methods_of_concepts, seed, evaluation, notes)
     notes += incomplete(evaluation.scores.values())
     circumstances = Circumstances(
-        checks, len(distinct), len(task), elimination.ended, moves_by(task), task.head, skipped, notes
+        checks,
+        len(distinct),
+        len(task),
+        elimination.ended,
+        moves_by(task),
+        task.head,
+        skipped,
+        notes,
+        "" if why_none or elimination.absent.get("removal") else near_the_data.sentence,
     )
     return Audit(
         task=task,
@@ -328,8 +345,12 @@ def _plant(
 ) -> tuple[PlantedDamage | None, tuple[int, ...]]:
     """Plant damage in the maps of the first stage; what it showed, and which removal metrics see it."""
     metrics, few = elimination.panel.removal, elimination.first_stage
+    # effects of masks are no reference for what stays near the data
+    reference = "gradient" if "near" in elimination.criteria and few.differentiable else None
     try:
-        found = planted_damage(few, metrics, levels=plan.damage, seed=seed, progress=progress)
+        found = planted_damage(
+            few, metrics, reference=reference, levels=plan.damage, seed=seed, progress=progress
+        )
     except VeridicalError:
         return None, ()
     return found, tuple(i for i, label in enumerate(metrics) if label in found.admissible)

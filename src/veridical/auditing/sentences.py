@@ -20,6 +20,7 @@ WORDS = {
 }
 QUESTIONS = {
     "removal": "Do the features it names matter to this model?",
+    "near": "Do the features it names matter near the data?",
     "randomisation": "Does it explain this model and not another?",
     "sample": "Is it about this sample?",
     "truth": "Does it find what is known to matter?",
@@ -43,6 +44,8 @@ class Circumstances:
     head: str = "multiclass"
     skipped: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    near: str = ""
+    """Whether removal is about the data."""
 
 
 def in_words(rival: str, head: str = "multiclass") -> str:
@@ -66,6 +69,7 @@ def in_sentences(verdict: Verdict, known: Circumstances) -> Words:
             *_absent(verdict),
             *_of_the_class(verdict),
             *_what_grades_are(verdict),
+            *([known.near] if known.near else []),
             *_metrics(verdict),
             *(check.sentence for check in failed),
             *known.notes,
@@ -166,6 +170,8 @@ def evidence_of(place: Place, head: str = "multiclass") -> str:
     parts = (
         [f"when features are removed it beats {_wins(found['removal'], head)}"] if "removal" in found else []
     )
+    if "near" in found:
+        parts.append(f"when features go towards near rows it beats {_wins(found['near'], head)}")
     if "randomisation" in found:
         parts.append(f"it fits this model better than another in {_least(found['randomisation'])}")
     if "sample" in found:
@@ -209,7 +215,9 @@ def _failed(place: Place, head: str) -> Iterator[str]:
         lost = [test for test in question.tests if test.state == "fails"]
         if not lost:
             continue
-        if question.criterion == "removal":
+        if question.criterion == "near":
+            yield f"when features go towards near rows it wins only {_against(lost, head)}"
+        elif question.criterion == "removal":
             yield f"when features are removed it wins only {_against(lost, head)}"
         elif question.criterion == "truth":
             yield f"at finding what is known to matter it wins only {_against(lost, head)}"

@@ -61,6 +61,8 @@ def in_a_sentence(test: Test, head: str = "multiclass") -> str:
         words = f"Its map explains a sample better than {rival}"
     elif test.criterion == "truth":
         words = f"It finds the marked features better than {rival}"
+    elif test.criterion == "near":
+        words = f"When features go towards near rows, its order tells what matters better than {rival}"
     elif test.criterion != "randomisation":
         words = f"When features are removed, its order tells what matters better than {rival}"
     elif test.rival == SIZE:
