@@ -1,43 +1,65 @@
-"""Whole audits: masks, rows, seconds, and seconds of the same rows without anything around them.
+"""Whole audits: rows by purpose, seconds beside the same rows without anything around them, and peak memory.
 
-python -m benchmarks.audits [--case text boosted resnet50] [--device cuda] [--threads 2] [--out FOLDER]
+    python -m benchmarks.audits --out FOLDER [--cell digits] [--effort quick] [--seeds 0 1] [--device cuda]
+    python -m benchmarks.audits --out FOLDER --tables      # from what is there, nothing runs
 
-`text`: 32 film snippets read by MiniLM (`--minilm FILE` as `python -m replications.gef.minilm --prepare`
-wrote it, else the packages of the extra `text`). `boosted`: 64 rows of 8 columns. `resnet50`: random weights,
-which cost the same as learnt ones. Bare evaluations are timed on a share of the rows in the same run.
+Every cell runs in a process of its own, so that its peak memory is its own, and is kept as one JSON file: a
+run that was ended goes on with what is missing. `--cell` takes the cells whose name begins so. Cells: tasks
+(digits, breast_cancer, boosted trees on eight columns, reviews, MiniLM-sized text, ResNet-50 photos), and
+growth with samples, columns, methods and outputs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import resource
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import nn
 
 import veridical as vd
 from benchmarks.networks import resnet50
-from benchmarks.results import Results
+from benchmarks.results import machine, sentence
 from benchmarks.timing import bare
+from veridical.auditing import jobs
+from veridical.auditing.measured_effects import measured_effects
+from veridical.meta import planted_damage
 
 TIMED_ROWS = 1024
 """Rows of bare evaluations that are timed; more are taken to last as much longer."""
+METHODS = ("integrated_gradients", "deeplift", "occlusion", "kernel_shap")
+"""Methods of the cells that grow with something else."""
+PURPOSES = {
+    "samples": "own",
+    "model randomisation": "randomisation",
+    "other samples": "other samples",
+    "perturbed copy": "nearly the same weights",
+    "once more": "nearly the same weights",
+}
+"""What each piece of work is for, by how its place begins."""
 
 
-def text(given: argparse.Namespace, samples: int) -> vd.Task:
-    """Film snippets and MiniLM with a linear head."""
-    if given.minilm is None:
-        return vd.tasks.load("rotten_tomatoes_minilm", samples=samples)
-    from replications.gef.minilm import minilm_task
-
-    return minilm_task(given.minilm)[:samples]
+# --- the cells --------------------------------------------------------------------------------------------
 
 
-def boosted(given: argparse.Namespace, samples: int) -> vd.Task:
-    """Boosted trees on eight columns, filled with 100 reference rows."""
+def loaded(name: str, samples: int, device: str) -> vd.Task:
+    """An embedded task."""
+    return vd.tasks.load(name)[:samples].to(device)
+
+
+def boosted(samples: int, device: str) -> vd.Task:
+    """Boosted trees on eight columns, filled with reference rows."""
     from sklearn.datasets import make_classification
     from sklearn.ensemble import HistGradientBoostingClassifier
 
@@ -48,64 +70,117 @@ def boosted(given: argparse.Namespace, samples: int) -> vd.Task:
     return vd.Task(model, rows[here], labels=labels[here], train=rows[:2000], name="boosted, 8 columns")
 
 
-def photos(given: argparse.Namespace, samples: int) -> vd.Task:
-    """Photo-size inputs, ResNet-50 size, a grid of 14 x 14 patches."""
+def photos(samples: int, device: str) -> vd.Task:
+    """Photo-size inputs, ResNet-50 size with random weights, a grid of 14 x 14 patches."""
     x = torch.randn(samples, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     space = vd.Space.patches((3, 224, 224), 16)
-    return vd.Task(resnet50(), x, space=space, name="ResNet-50 size, 224 px").to(given.device)
+    return vd.Task(resnet50(), x, space=space, name="ResNet-50 size, 224 px").to(device)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One table."""
-
-    make: Callable[[argparse.Namespace, int], vd.Task]
-    runs: tuple[tuple[str, int], ...]
-    """Effort and samples of each audit."""
-
-
-CASES = {
-    "text": Case(text, (("quick", 32),)),
-    "boosted": Case(boosted, (("quick", 64), ("standard", 64))),
-    "resnet50": Case(photos, (("quick", 16), ("quick", 24), ("standard", 16), ("standard", 64))),
-}
+def columns(count: int, outputs: int, samples: int, device: str) -> vd.Task:
+    """A small network on so many columns, with so many classes."""
+    torch.manual_seed(0)
+    rows = torch.randn(samples + 400, count)
+    model = nn.Sequential(nn.Linear(count, 32), nn.ReLU(), nn.Linear(32, outputs))
+    return vd.Task(model, rows[:samples], train=rows[samples:], name=f"{count} columns").to(device)
 
 
-def measure(results: Results, name: str, task: vd.Task, effort: str) -> None:
-    """One audit with its stages, and its bare evaluations."""
+Cell = tuple[Callable[[int, str], vd.Task], int, tuple[str, ...] | None]
+"""How its task is made, of how many samples, and which methods are audited: all by default."""
+
+
+def cells() -> dict[str, Cell]:
+    """All cells by name."""
+    digits = partial(loaded, "digits")
+    found: dict[str, Cell] = {
+        "digits": (digits, 64, None),
+        "breast_cancer": (partial(loaded, "breast_cancer"), 64, None),
+        "boosted": (boosted, 64, None),
+        "reviews": (partial(loaded, "reviews"), 64, None),
+        "text": (partial(loaded, "rotten_tomatoes_minilm"), 32, None),
+        "photos": (photos, 24, None),
+    }
+    found |= {f"samples {n}": (digits, n, METHODS) for n in (16, 32, 64, 128, 256)}
+    found |= {f"columns {n}": (partial(columns, n, 3), 64, METHODS) for n in (8, 16, 32, 64)}
+    found |= {f"outputs {n}": (partial(columns, 16, n), 64, METHODS) for n in (2, 5, 10, 50)}
+    most = ("saliency", "input_x_gradient", *METHODS, "lime", "rise")
+    return found | {f"methods {n}": (digits, 64, most[:n]) for n in (2, 4, 8)}
+
+
+# --- one cell ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def counted(found: Counter[str]) -> Iterator[None]:
+    """Count the rows of each piece of work by purpose."""
+    real = jobs.carry_out
+
+    def carry_out(job: jobs.Job, seed: int, memo: Any = None) -> jobs.Done:
+        meter = job.scored_on.predictor.meter
+        before = meter.cost
+        done = real(job, seed, memo)
+        taken, made = meter.cost - before, done.explanation
+        what = next((words for start, words in PURPOSES.items() if job.place.startswith(start)), "describes")
+        if what == "own" and job.explainer.control:
+            what = "controls"
+        maps = made.cost.forward if job.made is None and made is not None else 0
+        found[f"{what}: maps"] += maps
+        found[f"{what}: scores"] += taken.forward - maps
+        return done
+
+    def around(what: str, function: Callable[..., Any]) -> Any:
+        def call(task: vd.Task, *given: Any, **named: Any) -> Any:
+            before = task.predictor.meter.cost
+            made = function(task, *given, **named)
+            found[what] += (task.predictor.meter.cost - before).forward
+            return made
+
+        return call
+
+    checks = "veridical.auditing.posthoc_checks.measured_effects"
+    with (
+        patch("veridical.auditing.jobs.carry_out", carry_out),
+        patch("veridical.auditing.run.planted_damage", around("planted damage", planted_damage)),
+        patch(checks, around("measured effects", measured_effects)),
+    ):
+        yield
+
+
+def measure(name: str, effort: str, seed: int, device: str, threads: int) -> dict[str, Any]:
+    """One audit as plain data."""
+    torch.set_num_threads(threads)
+    make, samples, methods = cells()[name]
+    task = make(samples, device)
     _ = task.outputs
+    given = None if methods is None else list(methods)
+    expected = vd.audit(task, explainers=given, effort=effort, seed=seed, dry_run=True).cost
+    rows = Counter[str]()
     wall, busy = time.perf_counter(), time.process_time()
-    found = vd.audit(task, effort=effort, concepts=(), progress=False)
+    with counted(rows):
+        found = vd.audit(task, explainers=given, effort=effort, seed=seed, progress=False)
     if task.device.type == "cuda":
         torch.cuda.synchronize()
     wall, busy = time.perf_counter() - wall, time.process_time() - busy
     cost = sum(found.costs.values(), vd.models.Cost())
-    once = bare_seconds(task, cost)
-    title = f"{name}, {len(task)} samples, {effort}"
-    stages: dict[str, tuple[float, vd.models.Cost]] = {
-        stage: (seconds, found.costs[stage]) for stage, seconds in found.seconds.items()
+    rows["checks, copies and the rest"] = cost.forward - sum(rows.values())
+    return {
+        "cell": name,
+        "effort": effort,
+        "seed": seed,
+        "samples": found.verdict.samples,
+        "forward": cost.forward,
+        "backward": cost.backward,
+        "expected": expected.forward,
+        "purposes": {what: count for what, count in rows.items() if count},
+        "seconds": wall,
+        "cpu seconds": busy,
+        "bare seconds": bare_seconds(task, cost),
+        "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak MiB of the GPU": torch.cuda.max_memory_allocated() // 2**20 if device == "cuda" else 0,
+        "status": {place.explainer: place.status for place in found.ranking},
+        "leading": list(found.verdict.leading),
+        "machine": machine(device),
     }
-    for stage, (seconds, asked) in stages.items():
-        if asked.forward or seconds > 0.5:
-            results.add(f"Stages: {title}", **_row(stage, asked, seconds))
-    results.add(
-        "Audits",
-        **_row(title, cost, wall),
-        **{
-            "masks": cost.forward // max(1, task.fill.repeats_on(task)),
-            "cpu seconds": busy,
-            "bare seconds": once,
-            "ratio": round(wall / once, 2) if once else 0.0,
-            "methods": len(found.ranking),
-            "left out": sum("budget" in why for why in found.skipped_explainers.values()),
-            "answer": found.sentences[0][:60],
-        },
-    )
-
-
-def _row(what: str, cost: vd.models.Cost, seconds: float) -> dict[str, Any]:
-    rows = {"rows forward": cost.forward, "rows backward": cost.backward}
-    return {"what": what, **rows, "seconds": seconds}
 
 
 def bare_seconds(task: vd.Task, cost: vd.models.Cost) -> float:
@@ -116,35 +191,89 @@ def bare_seconds(task: vd.Task, cost: vd.models.Cost) -> float:
             continue
         some = min(asked.forward, TIMED_ROWS if task.predictor.differentiable else 100_000)
         where = task.at_embeddings() if asked.backward else task  # token ids have no gradient
-        run = bare(where, vd.models.Cost(some, min(some, asked.backward)))
-        run()
+        again = bare(where, vd.models.Cost(some, min(some, asked.backward)))
+        again()
         start = time.perf_counter()
-        run()
+        again()
         if task.device.type == "cuda":
             torch.cuda.synchronize()
         total += (time.perf_counter() - start) * asked.forward / some
     return total
 
 
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def tables(folder: Path) -> str:
+    """What is in a folder, as Markdown: a row for each cell, the mean over its seeds, and rows by purpose."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        one = json.loads(path.read_text(encoding="utf-8"))
+        by_name.setdefault(f"{one['cell']}, {one['effort']}", []).append(one)
+    if not by_name:
+        return "Nothing was measured."
+
+    def mean(many: list[dict[str, Any]], what: str) -> float:
+        return sum(one[what] for one in many) / len(many)
+
+    head = [
+        "audit",
+        "seeds",
+        "samples",
+        "rows forward",
+        "backward",
+        "expected",
+        "CPU s",
+        "x bare",
+        "peak MiB",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name, many in by_name.items():
+        ratio = mean(many, "seconds") / max(1e-9, mean(many, "bare seconds"))
+        counts = [f"{mean(many, what):,.0f}" for what in ("samples", "forward", "backward", "expected")]
+        last = [f"{mean(many, 'cpu seconds'):.1f}", f"{ratio:.1f}", f"{mean(many, 'peak MiB'):,.0f}"]
+        lines.append("| " + " | ".join([name, str(len(many)), *counts, *last]) + " |")
+    purposes = list(
+        dict.fromkeys(what for many in by_name.values() for one in many for what in one["purposes"])
+    )
+    lines += ["", "| audit | " + " | ".join(purposes) + " |", "|" + "---|" * (1 + len(purposes))]
+    for name, many in by_name.items():
+        total = sum(one["forward"] for one in many)
+        parts = [sum(one["purposes"].get(what, 0) for one in many) / max(1, total) for what in purposes]
+        lines.append("| " + " | ".join([name, *(f"{part:.1%}" for part in parts)]) + " |")
+    facts = next(iter(by_name.values()))[0]["machine"]
+    return "\n".join([sentence(facts), "", *lines])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--effort", help="this effort alone")
-    parser.add_argument("--samples", type=int, help="so many samples in each audit")
+    parser.add_argument("--cell", nargs="+", default=[""], help="cells whose name begins so; all by default")
+    parser.add_argument("--effort", default="quick")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minilm", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tables", action="store_true", help="run nothing")
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    results = Results(given.out, given.device)
-    for name in given.case:
-        case = CASES[name]
-        # the same audit once, where `--samples` makes two of them one
-        for effort, samples in dict.fromkeys((effort, given.samples or count) for effort, count in case.runs):
-            if given.effort in (None, effort):
-                measure(results, name, case.make(given, samples), effort)
-    print(results.markdown())
+    given.out.mkdir(parents=True, exist_ok=True)
+    wanted = [name for name in cells() if name.startswith(tuple(given.cell))]
+    for seed in () if given.tables else given.seeds:
+        for name in wanted:
+            path = given.out / f"{name.replace(' ', '-')}-{given.effort}-{given.device}-{seed}.json"
+            if path.exists():
+                continue
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+                try:
+                    made = alone.submit(
+                        measure, name, given.effort, seed, given.device, given.threads
+                    ).result()
+                except Exception as error:  # the other cells go on
+                    print(f"{name}: {error}", flush=True)
+                    continue
+            path.write_text(json.dumps(made, indent=1), encoding="utf-8")
+            print(f"{name}, seed {seed}: {made['forward']:,} rows, {made['cpu seconds']:.1f} s", flush=True)
+    (given.out / "tables.md").write_text(tables(given.out) + "\n", encoding="utf-8")
+    print(tables(given.out))
 
 
 if __name__ == "__main__":

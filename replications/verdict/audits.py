@@ -89,8 +89,7 @@ def upper_bound(hits: int, audits: int, level: float = 0.95) -> float:
 ASKED: dict[str, Callable[[str, str], bool]] = {
     "removal alone": lambda line, rival: line != "randomisation",
     "and maps of another model lose here": lambda line, rival: line != "randomisation" or rival in HERE,
-    "and win there, for the same class": lambda line, rival: "own class" not in rival and rival != SIZE,
-    "and for each model's own class": lambda line, rival: rival != SIZE,
+    "and win there": lambda line, rival: rival != SIZE,
     "and beat the size of the input there": lambda line, rival: True,
 }
 """Rules that ask more and more, up to all tests of the audit's own."""

@@ -349,7 +349,13 @@ def _plant(
     reference = "gradient" if "near" in elimination.criteria and few.differentiable else None
     try:
         found = planted_damage(
-            few, metrics, reference=reference, levels=plan.damage, seed=seed, progress=progress
+            few,
+            metrics,
+            reference=reference,
+            levels=plan.damage,
+            seed=seed,
+            progress=progress,
+            memo=elimination.jobs.memo,
         )
     except VeridicalError:
         return None, ()

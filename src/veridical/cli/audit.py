@@ -21,8 +21,6 @@ from veridical.cli.sources import Explainers, Folder, Seed, Source, with_options
 from veridical.errors import StorageError
 from veridical.values.tables import check_writable
 
-DEMO_ROWS = 500_000
-"""Rows that a first audit may evaluate of a small network: about a minute."""
 UNFINISHED = "unfinished"
 """The folder, inside that of the report, of what is finished before the report is."""
 CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-shap", "mcd", "hu-mcd", "sae")
@@ -116,7 +114,7 @@ def demo(
 ) -> None:
     """Audit the explanations of a small CNN on handwritten digits and write the report."""
     check_writable(folder / "report.html")
-    result = vd.audit(vd.tasks.load("digits"), samples=samples, seed=seed, budget=DEMO_ROWS)
+    result = vd.audit(vd.tasks.load("digits"), samples=samples, seed=seed)
     show(result, folder)
     end(status_of(result.verdict))
 

@@ -213,6 +213,7 @@ def planted_damage(
     level: Between = 0.95,
     seed: int = 0,
     progress: bool | None = None,
+    memo: Memo | None = None,
 ) -> PlantedDamage:
     """Tell which metrics are admissible on this task: their scores fall as maps are damaged.
 
@@ -239,6 +240,8 @@ def planted_damage(
         The seed of every draw.
     progress
         Whether to show a progress bar; by default on terminals.
+    memo
+        What a larger call has computed so far, such as an audit.
 
     Returns
     -------
@@ -263,7 +266,7 @@ def planted_damage(
     metrics = labelled(metrics, as_metric)
     if not metrics:
         raise InputError("give at least one metric to plant damage for")
-    memo = Memo()
+    memo = memo or Memo()
     maps = as_explanation(reference_for(task) if reference is None else reference, task, seed, memo=memo)
     steps = damaged_maps(maps, levels, Key(seed) / "planted damage")
     chains = {kind: [i for i, step in enumerate(steps) if step.kind in (NONE, kind)] for kind in KINDS}
