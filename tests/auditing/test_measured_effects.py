@@ -108,9 +108,22 @@ def test_a_fit_agrees_with_the_slow_one():
 
 
 def test_too_few_pairs_show_nothing():
-    found = effects_of(table(40, samples=3), count=64)
+    """Values are still those of the smallest fit, as KernelSHAP's; their errors are not known."""
+    task = table(40, samples=3)
+    found = effects_of(task, count=64)
     assert bool(found.errors.isinf().all())
-    assert bool(found.values.isfinite().all())
+    made = as_explainer("kernel_shap", budget=64)(task, Key(0))
+    torch.testing.assert_close(found.values, made.values, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(("pairs", "known"), [(16, False), (17, True)])
+def test_errors_need_eight_pairs_more_than_unknowns(pairs, known):
+    kept = torch.rand(1, pairs, 7, generator=torch.Generator().manual_seed(0)) < 0.5
+    kept[:, :, 0], kept[:, :, 1] = True, False
+    one = torch.ones(1, 1).double()
+    _, errors = fit_pairs(kept, torch.randn(1, pairs, 2).double(), one, torch.ones(1, 7, dtype=torch.bool))
+    assert bool(errors.isfinite().all()) is known
+    assert bool(errors.isinf().all()) is not known
 
 
 def test_large_images_are_measured_in_cells():
