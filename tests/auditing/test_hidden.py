@@ -12,6 +12,7 @@ from veridical.auditing.hidden import (
     HIDDEN_SHARE,
     LEVEL,
     LOST_SHARE,
+    agreement_with,
     hidden_feature,
     hidden_features,
     lies_in_some,
@@ -148,22 +149,60 @@ def test_the_level_is_kept_at_the_threshold():
 # --- samples in which it lies -----------------------------------------------------------------------------
 
 
-def won(samples=64, lost=0, value=0.4):
-    units = torch.full((samples,), 1.0, dtype=torch.float64)
-    units[:lost] = value
-    return units
+@pytest.mark.parametrize("seed", range(4))
+def test_agreement_is_the_correlation_with_the_effects(seed):
+    effects = drawn(seed, samples=20)
+    maps = torch.randn(20, 10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    maps[3], maps[4] = torch.nan, 7.0
+    found = agreement_with(maps, effects)
+    for n, row in enumerate(maps):
+        if n == 3:
+            assert math.isnan(found[n])
+        else:
+            r = 0.0 if n == 4 else np.corrcoef(row.numpy(), effects.values[n].numpy())[0, 1]
+            assert float(found[n]) == pytest.approx(r)
 
 
-def test_a_method_that_always_wins_does_not_lie():
-    found = lies_in_some(won())
+def test_maps_without_signs_agree_with_sizes_or_with_the_positive_part():
+    effects = drawn(0)
+    for maps in (effects.values.abs(), effects.values.clamp(min=0)):
+        torch.testing.assert_close(agreement_with(maps, effects), torch.ones(64).double())
+    assert float(agreement_with(-effects.values, effects).max()) == pytest.approx(-1)
+
+
+def test_no_effect_and_no_third_feature_show_nothing():
+    effects = drawn(0, error=10.0)
+    assert bool(agreement_with(effects.values, effects).isnan().all())
+    two = Effects(effects.values[:, :2], torch.zeros(64, 2), True, 0)
+    assert bool(agreement_with(two.values, two).isnan().all())
+    valid = torch.ones(64, 10, dtype=torch.bool)
+    valid[0, 2:] = False
+    sure = drawn(0)
+    assert agreement_with(sure.values, sure, valid).isnan().tolist() == [True] + [False] * 63
+
+
+def test_padding_is_left_out():
+    effects, valid = drawn(0), torch.arange(10) < torch.full((64, 1), 6)
+    maps = effects.values.masked_fill(~valid, torch.nan)
+    torch.testing.assert_close(agreement_with(maps, effects, valid), torch.ones(64).double())
+
+
+def scores(samples=64, lost=0, value=0.4):
+    agrees = torch.full((samples,), 1.0, dtype=torch.float64)
+    agrees[:lost] = value
+    return agrees
+
+
+def test_a_method_that_always_agrees_does_not_lie():
+    found = lies_in_some(scores())
     assert not found.fell
     assert (found.share, found.low, found.samples) == (0.0, 0.0, 64)
     assert found.sentence == "no samples in which it lies were found among 64"
 
 
-@pytest.mark.parametrize(("lost", "fell"), [(1, False), (3, False), (4, True), (12, True)])
+@pytest.mark.parametrize(("lost", "fell"), [(1, False), (8, False), (9, True), (20, True)])
 def test_some_lost_samples_are_found(lost, fell):
-    found = lies_in_some(won(lost=lost))
+    found = lies_in_some(scores(lost=lost))
     assert found.fell is fell
     assert found.share == lost / 64
     assert found.low == pytest.approx(slow.lower_bound(lost, 64, 0.01))
@@ -171,18 +210,30 @@ def test_some_lost_samples_are_found(lost, fell):
 
 
 def test_half_below_the_median_is_not_lost():
-    """A tie with noise is no loss, and a weak method is not blamed for being weak."""
-    assert lies_in_some(won(lost=20, value=0.5)).share == 0.0
+    """Nor is a weak method blamed for being weak."""
+    assert lies_in_some(scores(lost=20, value=0.5)).share == 0.0
     weak = torch.linspace(0.2, 0.9, 64)
     assert not lies_in_some(weak).fell
     assert lies_in_some(weak).share == 0.0
 
 
+@pytest.mark.parametrize("lie", ["negated", "noise"])
+def test_lies_in_a_quarter_of_the_samples_are_found(lie):
+    effects = drawn(2)
+    noise = torch.randn(64, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    maps = effects.values.clone()
+    maps[::4] = -maps[::4] if lie == "negated" else noise[::4]
+    found = lies_in_some(agreement_with(maps, effects))
+    assert found.fell
+    assert "disagrees with the measured effects, unlike in most" in found.sentence
+    assert not lies_in_some(agreement_with(effects.values, effects)).fell
+
+
 def test_the_worst_class_is_named():
     targets = torch.arange(64) % 4
-    units = won()
-    units[targets == 2] = torch.tensor([0.0, 0.3, 1, 1] * 4, dtype=torch.float64)
-    found = lies_in_some(units, targets, ["a", "b", "c", "d"])
+    agrees = scores()
+    agrees[targets == 2] = torch.tensor([0.0, 0.3, 1, 1] * 4, dtype=torch.float64)
+    found = lies_in_some(agrees, targets, ["a", "b", "c", "d"])
     assert found.fell
     assert found.feature == "c"
     assert "of class 'c'" in found.sentence
@@ -192,10 +243,15 @@ def test_the_worst_class_is_named():
 
 def test_small_classes_are_not_looked_at():
     targets = torch.tensor([0] * 57 + [1] * 7)
-    units = won()
-    units[57:] = 0.0
-    assert lies_in_some(units, targets).feature == ""
+    agrees = scores()
+    agrees[57:] = 0.0
+    assert lies_in_some(agrees, targets).feature == ""
 
 
-def test_without_maps_nothing_is_tested():
+def test_samples_that_show_nothing_do_not_count():
+    agrees = scores(lost=9)
+    agrees[20:40] = torch.nan
+    found = lies_in_some(agrees, torch.arange(64) % 2)
+    assert (found.samples, found.share) == (44, 9 / 44)
+    assert not lies_in_some(torch.full((64,), torch.nan)).fell
     assert not lies_in_some(torch.empty(0)).fell

@@ -154,8 +154,6 @@ class Elimination:
     stages: list[Stage] = field(default_factory=list)
     effects: list[Effects] = field(default_factory=list)
     """What each feature does, stage by stage, where that was measured."""
-    scored_effects: list[Done] = field(default_factory=list)
-    """Their scores as if they were maps."""
     describes: bool = False
     """Whether rows are spent on what decides little, too."""
     yardsticks: dict[str, Explanation] = field(default_factory=dict)
@@ -391,7 +389,10 @@ class Elimination:
         ]
 
     def drop(self, rules: Rules, seed: int) -> bool:
-        """Let those leave that cannot lead any more; whether anything is still open."""
+        """Let those leave that cannot lead any more; whether anything is still open.
+
+        Who passes goes on to 64 samples all the same: on fewer a hidden feature is hardly ever found.
+        """
         after = f"after {self.samples} samples"
         for candidate in self.remaining:
             entry = self.entry(candidate)
@@ -406,7 +407,7 @@ class Elimination:
         good = self.passing(rules)
         kept = leading(rules, [self.entry(candidate) for candidate in good], seed)
         for candidate in good:
-            if candidate.label not in kept:
+            if candidate.label not in kept and self.samples >= STOP_AFTER:
                 candidate.dropped = f"{after}: others win more"
         return len(kept) > 1 or any(candidate.label not in kept for candidate in self.remaining)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from veridical.auditing.effort import heavy
-from veridical.auditing.evidence import Rules, SampleScores
+from veridical.auditing.evidence import Entry, Rules
 from veridical.auditing.grade import grade, reference_scores
-from veridical.auditing.hidden import LEVEL, Veto, hidden_feature, lies_in_some
+from veridical.auditing.hidden import LEVEL, Veto, agreement_with, hidden_feature, lies_in_some
 from veridical.auditing.jobs import Job
 from veridical.auditing.measured_effects import Effects, measured_effects
 from veridical.auditing.model_randomisation import sample_scores
@@ -45,8 +45,6 @@ COPY_NOISE = 1e-3
 COPY_SAMPLES = 4
 PERTURBED = "perturbed copy"
 """The fault of maps that turn into others for nearly the same weights."""
-WON = 0.75
-"""The unit of the measured effects against noise from which on a sample shows whether a map lies in it."""
 GRADED_BY = "qge:pixel_flipping"
 """The metric whose scores grades compare."""
 COPY_MOVES = 0.05
@@ -230,37 +228,25 @@ def _look_for_faults(elimination: Elimination, candidates: Sequence[Candidate], 
         return
     level, task = LEVEL / len(elimination.steps), elimination.task[: elimination.samples]
     effects = _effects(elimination) if candidates else None
-    honest = None if effects is None else _against_chance(elimination, rules, _scored_effects(elimination))
     for candidate in candidates:
-        entry = elimination.entry(candidate)
-        # where the effects of features themselves do not beat noise, no map could
-        there = ~entry.removal.missing if honest is None else ~entry.removal.missing & (honest >= WON)
-        against = _against_chance(elimination, rules, entry.removal)
-        classes = task.targets.cpu()[there] if task.head in ("multiclass", "binary") else None
-        found = [lies_in_some(against[there], classes, level=level)]
-        maps = [done.explanation.values for done in candidate.done if done.explanation is not None]
-        if effects is not None and maps[0].shape[-1] == task.space.n_features:
-            found.append(hidden_feature(torch.cat(maps), effects, task.space, level))
+        maps = [done.explanation for done in candidate.done if done.explanation is not None]
+        values = torch.cat([made.values for made in maps])
+        classes = task.targets if task.head in ("multiclass", "binary") else None
+        if effects is not None and values.shape[-1] == task.space.n_features:
+            agrees = agreement_with(values, effects, task.space.valid)
+            found = [hidden_feature(values, effects, task.space, level)]
+            found.append(lies_in_some(agrees, classes, level=level))
+        else:
+            won = _against_chance(elimination.entry(candidate), rules)
+            fault = "is no better than noise"
+            found = [lies_in_some(won, classes, level=level, fault=fault)]
         candidate.vetoes |= {veto.name: veto for veto in found}
 
 
-def _against_chance(elimination: Elimination, rules: Rules, own: SampleScores) -> Tensor:
-    """Units (N,) against the controls that are chance."""
-    return torch.stack([rules.removal_units(own, rules.controls[name]) for name in rules.chance]).mean(0)
-
-
-def _scored_effects(elimination: Elimination) -> SampleScores:
-    """The scores of the measured effects as if they were a method's maps."""
-    metrics = elimination.panel.removal
-    for stage, effects in list(zip(elimination.stages, elimination.effects, strict=True))[
-        len(elimination.scored_effects) :
-    ]:
-        task, place = stage.task, f"measured effects, {stage.start} to {stage.stop}"
-        made = effects.as_explanation(task)
-        job = Job("measured effects", as_explainer("exact_shapley"), metrics, task, task, place, made=made)
-        elimination.scored_effects += elimination.jobs.do([job], place)
-    sizes = [stage.stop - stage.start for stage in elimination.stages]
-    return sample_scores(elimination.scored_effects, sizes, metrics)
+def _against_chance(entry: Entry, rules: Rules) -> Tensor:
+    """Units (N,) against the controls that are chance; NaN where there is no map."""
+    won = [rules.removal_units(entry.removal, rules.controls[name]) for name in rules.chance]
+    return torch.stack(won).mean(0).masked_fill(entry.removal.missing, torch.nan)
 
 
 def _effects(elimination: Elimination) -> Effects | None:
@@ -269,7 +255,7 @@ def _effects(elimination: Elimination) -> Effects | None:
         return None
     memo, seed = elimination.jobs.memo, elimination.jobs.seed
     for stage in elimination.stages[len(elimination.effects) :]:
-        context = Context.begun(stage.task.predictor, Key(seed) / "audit" / "effects", memo)
+        context = Context.begun(stage.task.predictor, Key(seed), memo)  # as KernelSHAP: one bank
         try:
             elimination.effects.append(measured_effects(stage.task, context))
         except VeridicalError:
