@@ -37,6 +37,23 @@ def test_gef_judges_explanations_of_a_neuron() -> None:
     assert scores.provenance["path"]["reason"] == "chance"
 
 
+def test_the_whole_map_of_a_unit_may_be_the_model() -> None:
+    """Appendix A.1.2: y is the unit's w x h map; what is explained is its mean."""
+    task = tiny_task("image")
+    mean, whole = (at_neuron(task, "relu", 2, whole=whole) for whole in (False, True))
+    assert torch.equal(whole.outputs[:, 0], mean.outputs[:, 2])
+    assert torch.allclose(whole.outputs[:, 1:].mean(1), whole.outputs[:, 0])
+    assert torch.equal(vd.explain("gradient", whole).values, vd.explain("gradient", mean).values)
+    settings = {"draws": 1, "path": (0.1, 0.4, 0.8), "model_distance": "outputs"}
+    scores = vd.score(vd.gef.FastGEF(**settings), whole, "gradient")
+    key = vd.core.Key(0) / "gef" / "noise" / 0 / 1
+    moved = whole.with_noise(0.4, key).outputs - whole.outputs
+    assert torch.allclose(scores.details["model_distortion"][:, 0, 1], moved.norm(dim=1).double(), rtol=1e-4)
+    dense = tiny_task("table")
+    alone = at_neuron(dense, "0", 1).outputs[:, 1]
+    assert torch.equal(at_neuron(dense, "0", 1, whole=True).outputs, torch.stack([alone, alone], 1))
+
+
 def test_units_and_layers_are_checked() -> None:
     task = tiny_task("table")
     with pytest.raises(vd.errors.InputError, match="units 0 to 7"):

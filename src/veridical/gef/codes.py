@@ -229,23 +229,28 @@ class NeuronView(nn.Module):
     """The child model, answering with the activations of one of its layers, averaged over positions.
 
     `axis` counts the units in the layer's output; every axis but that one and the first is averaged over.
+    Of a `unit` alone the mean is given, and then its activation at every position.
     """
 
-    def __init__(self, module: nn.Module, layer: str, axis: int = 1) -> None:
+    def __init__(self, module: nn.Module, layer: str, axis: int = 1, unit: int | None = None) -> None:
         super().__init__()
         self.module = module
         self.layer = layer
         self.axis = axis
+        self.unit = unit
 
     def forward(self, x: Tensor, /, *side: Any, **named: Any) -> Tensor:
         with recorded(self.module.get_submodule(self.layer), self.layer, len(x)) as read:
             self.module(x, *side, **named)
         activation = read()
-        return activation.movedim(self.axis, 1).flatten(2).mean(2) if activation.dim() > 2 else activation
+        maps = activation.movedim(self.axis, 1).flatten(2) if activation.dim() > 2 else activation[..., None]
+        if self.unit is None:
+            return maps.mean(2)
+        return torch.cat([maps.mean(2)[:, [self.unit]], maps[:, self.unit]], 1)
 
 
 @checked
-def at_neuron(task: Task, layer: str, unit: int, axis: int = 1) -> Task:
+def at_neuron(task: Task, layer: str, unit: int, axis: int = 1, whole: bool = False) -> Task:
     """The same inputs where what is explained is the mean activation of a unit of a layer.
 
     `axis` says where the layer's output counts its units: 1 for channels of a convolution, -1 for the
@@ -263,6 +268,9 @@ def at_neuron(task: Task, layer: str, unit: int, axis: int = 1) -> Task:
         Number of the unit.
     axis : int
         Axis of the layer's output that counts its units.
+    whole : bool
+        Whether the unit's activation at every position is an output too. The mean is explained all the same;
+        with `model_distance="outputs"` GEF sees how far the whole map moves, as in appendix A.1.2.
 
     Returns
     -------
@@ -274,15 +282,24 @@ def at_neuron(task: Task, layer: str, unit: int, axis: int = 1) -> Task:
     if layer not in known:
         raise unknown_name("layer", layer, known)
     view = partial(NeuronView, layer=layer, axis=axis)
-    moved = task.changed(predictor=task.predictor.wrapped(view, output=_as_is))
-    outputs = task.uncounted(
-        lambda: moved.predictor.outputs(task.inputs[:1], take_side(task.side, slice(0, 1)))
-    )
-    units = outputs.shape[1]
+    units = _outputs_of(task, view)
     if not 0 <= unit < units:
         raise InputError(f"layer '{layer}' has units 0 to {units - 1}, got {unit}")
+    if whole:
+        view = partial(NeuronView, layer=layer, axis=axis, unit=unit)
+        units, unit = _outputs_of(task, view), 0
+    moved = task.changed(predictor=task.predictor.wrapped(view, output=_as_is))
     targets = torch.full((len(task),), unit, device=task.device)
     return moved.changed(alone=True, head="regression", n_outputs=units, targets=targets)
+
+
+def _outputs_of(task: Task, view: Callable[[nn.Module], nn.Module]) -> int:
+    """How many numbers a view of the model answers with."""
+    predictor, first = task.predictor.wrapped(view, output=_as_is), slice(0, 1)
+    outputs: Tensor = task.uncounted(
+        lambda: predictor.outputs(task.inputs[first], take_side(task.side, first))
+    )
+    return outputs.shape[1]
 
 
 def _as_is(answer: Any) -> Tensor:
