@@ -33,6 +33,11 @@ def test_explain_writes_maps_and_a_picture(tmp_path: Path) -> None:
     maps, picture = tmp_path / "maps.safetensors", tmp_path / "maps.png"
     text = run("explain", "integrated_gradients", "-n", "4", "--save", str(maps), "--picture", str(picture))
     assert "Explanation by integrated_gradients: 4 samples" in text
+    task = vd.tasks.load("digits", samples=4)
+    target, id_ = int(task.targets[0]), int(task.ids[0])
+    value = float(task.outputs.softmax(-1)[0, target])
+    said = f"the first of 4 samples (id {id_}): output {target}, probability {value:.3g}"
+    assert said in " ".join(text.split())
     assert len(vd.Explanation.load(maps)) == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
 

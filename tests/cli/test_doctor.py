@@ -52,6 +52,15 @@ def test_a_healthy_task(here: Path) -> None:
     assert sorted(here.iterdir()) == before
 
 
+def test_options_say_the_same_as_arguments(here: Path) -> None:
+    arguments = call("m.joblib", "rows.csv", "--allow-code", "-n", "8")
+    options = call("--model", "m.joblib", "--data", "rows.csv", "--allow-code", "-n", "8")
+    assert options.exit_code == arguments.exit_code
+    assert options.output.splitlines()[0] == arguments.output.splitlines()[0]
+    assert "veridical doctor MODEL DATA" in str(call().exception)
+    assert "--model needs --data" in str(call("m.joblib").exception)
+
+
 def test_code_is_refused_before_it_runs(here: Path) -> None:
     assert isinstance(call("m.joblib", "rows.csv").exception, InputError)
 

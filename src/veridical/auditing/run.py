@@ -52,9 +52,10 @@ from veridical.concepts.materials import entries
 from veridical.core.allowed import MANY, Within
 from veridical.core.key import Key
 from veridical.core.settings import checked
-from veridical.errors import InputError, VeridicalError
+from veridical.errors import InputError, VeridicalError, warn
 from veridical.gef.perturbation_log import incomplete
 from veridical.meta.admissible import PlantedDamage, planted_damage
+from veridical.models.context import MANY_ROWS
 from veridical.models.cost import Cost
 from veridical.perturb.fills import Marginal, Summary
 from veridical.values.task import Task
@@ -205,6 +206,13 @@ def audit(
     if dry_run:
         title = f"Audit of {task.name} ({len(task)} samples, effort {plan.name})"
         return forecast(elimination, plan, title, why_none, finetuning_rows(task, train, plan))
+    expected = min(rows, elimination.cost(len(task), elimination.remaining))
+    if expected > MANY_ROWS and not why_none:
+        warn(
+            f"this audit evaluates up to about {expected:,.0f} rows of the model for "
+            f"{len(methods.explainers)} explainers on {len(task)} samples; effort='glance', samples= or "
+            "budget= or fewer explainers lower it, and dry_run=True says which take them"
+        )
     if why_none:
         plan = replace(plan, describe=False)
     with clock("checks"):

@@ -148,12 +148,21 @@ def explain(
     chosen = source.load()
     explanation = vd.explain(explainer, chosen, seed=seed, **parse_json(settings, '{"steps": 64}'))
     say(repr(explanation))
+    say(_first_sample(chosen))
     for name, value in explanation.top(0):
         say(f"  {name}: {value:.4g}")
     if save is not None:
         say(f"maps written to {explanation.save(save)}")
     if picture is not None:
         say(f"picture written to {_draw(explanation, chosen, picture)}")
+
+
+def _first_sample(task: vd.Task) -> str:
+    """Which sample is shown, and what the model says to it."""
+    target = int(task.targets[0])
+    value = float(task.respond(task.outputs[:1])[0, target])
+    said = "value" if task.head in ("regression", "generation") else "probability"
+    return f"the first of {len(task)} samples (id {int(task.ids[0])}): output {target}, {said} {value:.3g}"
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +13,16 @@ import veridical as vd
 from veridical.cli.app import Status, app, end, print_table, say
 from veridical.cli.sources import Folder, Source, with_options
 from veridical.data.diagnosis import BACKWARD, Diagnosis, diagnose
-from veridical.errors import StorageError
+from veridical.errors import InputError, StorageError
 from veridical.values.tables import check_writable
 
 
 @app.command()
 @with_options(without=("task", "units", "off"))
 def doctor(
-    model: Annotated[str, typer.Argument(help="Your model, as --model of the other commands takes it.")],
-    data: Annotated[Path, typer.Argument(help="Your data, as --data takes it.")],
     source: Source,
+    model_file: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
+    data_file: Annotated[Path | None, typer.Argument(metavar="DATA", help="The same as --data.")] = None,
     folder: Folder = Path("audit"),
 ) -> None:
     """Describe a model and its data, which explainers and metrics apply, and what they and an audit take.
@@ -30,6 +31,9 @@ def doctor(
 
     Example: veridical doctor model.onnx rows.npz
     """
+    source = replace(source, model=model_file or source.model, data=data_file or source.data)
+    if source.model is None:
+        raise InputError("name your model and data: veridical doctor MODEL DATA (or --model, --data)")
     task = source.load()
     found = diagnose(task)
     for line in found.about:

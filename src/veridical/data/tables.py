@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from veridical.core.space import Space
 from veridical.data.files import Examples
-from veridical.errors import InputError
+from veridical.errors import InputError, warn
 from veridical.models.dataframes import FrameCodec
 from veridical.models.estimators import estimator_response
 from veridical.values.task import Task
@@ -162,8 +162,8 @@ class Labels:
 
     values: Tensor | None = None
     train: Tensor | None = None
-    named: int | None = None
-    """How many classes were numbered by their names alone, in alphabetic order."""
+    named: Sequence[str] | None = None
+    """The classes that were numbered by their names alone, in alphabetic order."""
 
     @classmethod
     def of(cls, labels: Any, train: Any, classes: Any = None, names: Sequence[Any] | None = None) -> Labels:
@@ -171,7 +171,7 @@ class Labels:
         given, named = [values for values in (labels, train) if values is not None], None
         if classes is None and names is None and not all(map(_are_numbers, given)):
             written = sorted({str(label) for values in given for label in values})
-            named, names = (None, None) if _are_digits(written) else (len(written), written)
+            named, names = (None, None) if _are_digits(written) else (written, written)
 
         def numbers(values: Any) -> Tensor | None:
             if values is None:
@@ -192,10 +192,10 @@ class Labels:
             if labels is None or task.head in ("regression", "multilabel"):
                 continue
             numbers = f"the numbers 0 to {outputs - 1} of the outputs"
-            if self.named is not None and self.named != outputs:
+            if self.named is not None and len(self.named) != outputs:
                 raise InputError(
-                    f"the labels name {self.named} classes and the model has {outputs} outputs, so which is "
-                    f"which is not clear; write them as {numbers}, or give classes=[...]"
+                    f"the labels name {len(self.named)} classes and the model has {outputs} outputs, so "
+                    f"which is which is not clear; write them as {numbers}, or give classes=[...]"
                 )
             if labels.is_floating_point():
                 raise InputError(
@@ -205,6 +205,9 @@ class Labels:
             low, high = int(labels.min()), int(labels.max())
             if low < 0 or high >= outputs:
                 raise InputError(f"labels run from {low} to {high}, and the model has {numbers}")
+        if self.named is not None and task.head not in ("regression", "multilabel"):
+            order = ", ".join(f"{number} is {name!r:.40}" for number, name in enumerate(self.named[:12]))
+            warn(f"labels are names, taken in alphabetic order: output {order}; classes=[...] says another")
         return task
 
 
