@@ -80,3 +80,40 @@ def test_who_is_not_asked():
     two = PLANE[:, :2].double()
     assert "too few features" in reason(vd.Task(nn.Linear(2, 2).double(), two[:30], train=two))
     assert "series" in reason(vd.testing.tiny_task("series"))
+
+
+@pytest.fixture(scope="module")
+def audited():
+    task = vd.Task(Scaffold(PLANE, [0], [1, 2]), PLANE[:48], train=PLANE)
+    return vd.audit(task, explainers=["gradient", "lime", "occlusion"], effort="glance", concepts=())
+
+
+def test_an_audit_asks_near_the_data_where_masks_say_nothing_of_it(audited):
+    verdict = audited.verdict
+    assert verdict["gradient"].status == "provisional"
+    assert not verdict["lime"].trusted
+    assert not verdict["occlusion"].trusted
+    assert verdict.leading == ("gradient",)
+    states = {question.criterion: question.state for question in verdict["gradient"].questions}
+    assert states["removal"] == "not asked"
+    assert states["near"] == "shown"
+    assert {test.rival for test in verdict["gradient"].tests if test.criterion == "near"} == {"random"}
+    assert not any("size of the input" in test.rival for test in verdict["gradient"].tests)
+    assert [role.metric for role in verdict.deciding] == ["near_removal"]
+    text = " ".join(audited.sentences)
+    assert "another rule" in text
+    assert "when features go towards near rows it beats noise" in text
+
+
+def test_nothing_that_reads_masks_refutes_what_is_true_on_the_data(audited):
+    """Measured effects are those of masked rows: they would say that the gradient hides the other rule."""
+    place = audited.verdict["gradient"]
+    assert not any("hid" in veto.name for veto in place.vetoes)
+    assert place.grade is None
+    assert "answers inputs that do not occur by another rule" in audited.skipped_metrics["rfid_plus"]
+
+
+def test_an_audit_says_that_removal_is_about_the_data(audited):
+    found = vd.audit(vd.tasks.load("wine_logistic"), explainers=["occlusion"], effort="glance", concepts=())
+    assert "Removal is about the data" in " ".join(found.sentences)
+    assert found.verdict["occlusion"].questions[0].criterion == "removal"

@@ -38,6 +38,7 @@ from veridical.auditing.model_randomisation import (
     sample_scores,
     size_jobs,
 )
+from veridical.auditing.near_data import NearData
 from veridical.auditing.posthoc_checks import why_no_sample
 from veridical.errors import InputError, warn
 from veridical.explainers import Explainer
@@ -315,12 +316,14 @@ class Elimination:
                     randomisation_units(own, pairs, theirs, sizes, list(metrics), rules.grid)
                 )
 
-    def stay_near_the_data(self, why: str) -> None:
+    def stay_near_the_data(self, found: NearData) -> None:
         """Ask about removal near the data alone, against chance: masked rows say nothing of this model."""
-        self.panel = replace(self.panel, removal={NearRemoval.name: NearRemoval()})
+        refused = {**self.panel.refused, **dict.fromkeys(self.panel.removal, found.reason)}
+        removal = {NearRemoval.name: NearRemoval(step=found.step)}
+        self.panel = replace(self.panel, removal=removal, refused=refused)
         self.controls = {label: r for label, r in self.controls.items() if r.explainer.stochastic}
         self.criteria = tuple("near" if line == "removal" else line for line in self.criteria)
-        self.absent["removal"] = why
+        self.absent["removal"] = found.reason
 
     def leave_out_fine_tuned(self) -> None:
         """Without the test where only metrics with a fine-tuned model see damage: no copy has one."""

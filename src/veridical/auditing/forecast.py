@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from veridical.auditing import near_data
 from veridical.auditing.effort import Effort
 from veridical.auditing.model_randomisation import COPIES, MAPS, SCORES
 from veridical.auditing.posthoc_checks import COPY_SAMPLES
@@ -224,6 +225,7 @@ def forecast(
         own = estimate.own(draws + 2 * many, maps)
         lines = _scaled(lines, few * min(estimate.most, reference.forward + own) + (count - few) * own, False)
         lines = _scaled(lines, count * estimate.of(SCORES * many + 1, MAPS * maps), True)
+    add("near data", "", min(count, near_data.SAMPLES), near_data.rows_per_sample(task))
     trained = effort.training_epochs * finetuned_on
     add("fine-tuning, if masks disturb the model", "", trained, Cost(1, 1), 3)
     notes = [f"{name}: {why}." for name, why in elimination.left_out.items()]

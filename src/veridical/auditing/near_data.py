@@ -14,7 +14,7 @@ from veridical.core.key import Key
 from veridical.functional import bootstrap_interval, pearson
 from veridical.functional.responses import grid_step
 from veridical.perturb.fills import Backgrounds, Fill, Marginal
-from veridical.perturb.near_rows import STEP, near_responses, near_rows, ways, why_no_near_rows
+from veridical.perturb.near_rows import NEIGHBOURS, STEP, near_responses, near_rows, ways, why_no_near_rows
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given
 from veridical.values.task import Task
@@ -29,6 +29,8 @@ MOST_FEATURES = 32
 """Features of a sample whose effects are measured, drawn at random where there are more."""
 DRAWS = 16
 """Random sets of removed features to which each feature is added, or from which it is taken."""
+SAMPLES = 24
+"""Samples on which it is checked."""
 MIN_FEATURES = 3
 """With fewer that differ between neighbours there is nothing to correlate."""
 
@@ -52,20 +54,36 @@ class NearData:
     """Rows that the check evaluated."""
 
     @property
+    def reason(self) -> str:
+        """Why removal is not asked, if so."""
+        return f"this model answers inputs that do not occur by another rule ({self._measured})"
+
+    @property
     def sentence(self) -> str:
         """What was found, in words."""
         if not self.asked:
             return f"Whether removal is about the data was not checked: {self.why_not}."
-        measured = (
-            f"the features that matter near the data and those that matter under masks agree to r = "
+        if self.about_data:
+            return f"Removal is about the data: {self._measured}."
+        return f"Removal is not about the data: {self.reason}."
+
+    @property
+    def _measured(self) -> str:
+        return (
+            "the features that matter near the data and those that matter under masks agree to r = "
             f"{self.agreement:.2f} [{self.low:.2f}, {self.high:.2f}] over {self.samples} samples"
         )
-        if self.about_data:
-            return f"Removal is about the data: {measured}."
-        return f"This model answers inputs that do not occur by another rule: {measured}."
 
 
-def check(task: Task, seed: int = 0, samples: int = 24) -> NearData:
+def rows_per_sample(task: Task) -> int:
+    """How many rows the check evaluates for each of its samples, at most."""
+    if why_no_near_rows(task) is not None:
+        return 0
+    count = min(MOST_FEATURES, int(task.space.counts(len(task)).min()))
+    return NEIGHBOURS * count + DRAWS * (count + 1)
+
+
+def check(task: Task, seed: int = 0, samples: int = SAMPLES) -> NearData:
     """Compare what moves the response near the data with what moves it under masks.
 
     Near effects: each feature alone goes a step towards each of the nearest reference rows; mean |response

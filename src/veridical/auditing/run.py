@@ -55,6 +55,7 @@ from veridical.core.settings import checked
 from veridical.errors import InputError, VeridicalError, warn
 from veridical.gef.perturbation_log import incomplete
 from veridical.meta.admissible import PlantedDamage, planted_damage
+from veridical.metrics import NearRemoval
 from veridical.models.context import MANY_ROWS
 from veridical.models.cost import Cost
 from veridical.perturb.fills import Marginal, Summary
@@ -239,9 +240,7 @@ def audit(
     with clock("near data"):
         near_the_data = NearData(False, "there is no verdict") if why_none else near_data.check(task, seed)
         if near_the_data.about_data is False and metrics is None:
-            elimination.stay_near_the_data(
-                f"{near_the_data.sentence[:1].lower()}{near_the_data.sentence[1:-1]}"
-            )
+            elimination.stay_near_the_data(near_the_data)
             panel = elimination.panel
     with clock("elimination"):
         damage = None if why_none else _eliminate(elimination, plan, seed, notes, progress)
@@ -353,8 +352,9 @@ def _plant(
 ) -> tuple[PlantedDamage | None, tuple[int, ...]]:
     """Plant damage in the maps of the first stage; what it showed, and which removal metrics see it."""
     metrics, few = elimination.panel.removal, elimination.first_stage
-    # effects of masks are no reference for what stays near the data
-    reference = "gradient" if "near" in elimination.criteria and few.differentiable else None
+    # maps that are made by masks are no reference for what stays near the data
+    near = metrics.get(NearRemoval.name) if "near" in elimination.criteria else None
+    reference = near.effects(few) if isinstance(near, NearRemoval) else None
     try:
         found = planted_damage(
             few,
