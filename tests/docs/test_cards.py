@@ -27,6 +27,19 @@ def test_formulas_are_of_what_there_is_and_can_be_set() -> None:
         assert "\\" not in re.sub(r'alttext="[^"]*"', "", made), f"{name}: a command that was not understood"
 
 
+def test_examples_of_docstrings_stay_out_of_pages() -> None:
+    class Shown:
+        """A value.
+
+        >>> 1 + 1
+        2
+
+        More of it.
+        """
+
+    assert facts.formula("shown", Shown) == "A value.\n\nMore of it."
+
+
 def test_mathematics_leaves_code_alone() -> None:
     page = "a $`x_1`$\n\n```math\nx\n\ny\n```\n\n```python\nprint('$`x`$')\n```\n"
     made = mathematics.rendered(page)
