@@ -50,9 +50,11 @@ def slow_lime(
         masks = [np.array(gone) for gone in product([False, True], repeat=V)]
         expected = dict.fromkeys(range(V + 1), 1.0)
     else:
-        (bank,) = banks(task, Context(key), draws)
+        (bank,) = banks(task, Context(key), draws, draws // 8)
         masks = [mask.numpy() for mask in bank.masks[i]]
         kernel = {s: (V - 1) / (comb(V, s) * s * (V - s)) for s in range(1, V)}
+        if draws // 8 < V:
+            kernel = {s: 1 / comb(V, s) for s in range(1, V)}
         total = sum(kernel[s] * comb(V, s) for s in kernel)
         # how often a set of each size is drawn; the ends are there once
         expected = {0: 1.0, V: 1.0} | {s: (len(masks) - 2) * kernel[s] / total for s in kernel}
@@ -79,8 +81,8 @@ def slow_lime(
     return np.linalg.solve(A.T @ W @ A + penalty, A.T @ W @ np.array(y))[-V:]
 
 
-# more masks than features, fewer, and all there are
-@pytest.mark.parametrize(("features", "draws"), [(14, 61), (14, 9), (7, 127)])
+# masks that KernelSHAP draws, too; of its own, more than features and fewer; and all there are
+@pytest.mark.parametrize(("features", "draws"), [(14, 121), (14, 61), (14, 9), (7, 127)])
 def test_equals_the_slow_rewrite(features, draws):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, 3)).double()
@@ -91,7 +93,7 @@ def test_equals_the_slow_rewrite(features, draws):
     slow = np.stack([slow_lime(task, settings, Key(3), i) for i in range(3)])
     assert np.allclose(found, slow, atol=1e-7)
     assert explained.cost.forward == 3 * draws
-    drawn = ({"as_drawn": True}, {"alone": True}) if features > 7 else ()
+    drawn = ({"as_drawn": True}, {"alone": True}) if draws == 121 else ()
     for mutant in ({"width_power": 1.0}, *drawn):
         wrong = np.stack([slow_lime(task, settings, Key(3), i, **mutant) for i in range(3)])
         assert not np.allclose(found, wrong, atol=1e-4)
@@ -123,6 +125,9 @@ def test_kernel_shap_and_lime_share_their_rows():
         assert torch.equal(shared.values, explainer(other, Key(6)).values)
     assert torch.equal(second.values, Lime()(task, Key(6)).values)
     assert Lime(256)(task, Key(6), memo).cost.forward == 4 * 255
+    # too few rows for as many features: masks of its own, with sizes that are spread evenly
+    KernelShap(101)(task, Key(6), memo)
+    assert Lime(101)(task, Key(6), memo).cost.forward == 4 * 101
 
 
 def test_padding_and_chunks_do_not_matter():

@@ -58,6 +58,18 @@ def test_few_features_have_every_set_once(features: int) -> None:
     assert found == pytest.approx(mean_by_enumeration(features, value))
 
 
+def test_sets_of_even_sizes_estimate_the_same_means() -> None:
+    task, size = columns(14, 1), torch.arange(15).double()
+    each = [next(banks(task, Context(Key(seed)), 129, 13)) for seed in range(100)]
+    for value in (size, size.square(), (size == 7).double()):
+        found = torch.stack([(bank.weights[0] * value[bank.masks[0].sum(-1)]).sum() for bank in each])
+        assert abs(float(found.mean() - value.mean())) < 4 * float(found.std()) / 10 + 1e-9
+    sizes = torch.cat([bank.masks[0, 2:].sum(-1) for bank in each])
+    assert torch.allclose(
+        sizes.bincount(minlength=14)[1:].double() / len(sizes), torch.tensor(1 / 13).double(), atol=0.01
+    )
+
+
 @pytest.mark.parametrize("features", [FEW + 1, 40])
 def test_responses_are_those_of_the_masked_rows(features: int) -> None:
     task = columns(features)

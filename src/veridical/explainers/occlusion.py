@@ -183,13 +183,18 @@ class FitsBank(ReadsCells):
         """Whether neighbours may be joined."""
         raise NotImplementedError
 
+    def even_above(self) -> int | None:
+        """Above how many features sets of every size are drawn equally often, if ever."""
+        return None
+
     def fitted_to(self, bank: Bank, context: Context) -> Tensor:
         """The map (n, V) of the samples of a bank."""
         raise NotImplementedError
 
     def fitted(self, task: Task, context: Context) -> Tensor:
         out = torch.zeros(len(task), task.space.n_features, dtype=task.outputs.dtype, device=task.device)
-        for bank in banks(task, context.with_key(context.key.parent), self.responses()):
+        whole = context.with_key(context.key.parent)
+        for bank in banks(task, whole, self.responses(), self.even_above()):
             out[bank.rows] = self.fitted_to(bank, context).to(out.dtype)
         return out
 

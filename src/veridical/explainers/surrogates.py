@@ -13,7 +13,7 @@ from torch import Tensor
 from veridical.core.allowed import MANY, Positive, Within
 from veridical.explainers.base import register
 from veridical.explainers.diagnostics import record_split_half
-from veridical.explainers.occlusion import FitsBank
+from veridical.explainers.occlusion import ROWS_PER_FEATURE, FitsBank
 from veridical.functional.devices import at_a_time
 from veridical.models.context import Context
 from veridical.perturb.mask_bank import Bank
@@ -27,8 +27,9 @@ class Lime(FitsBank):
     The number of features removed is uniform on 0..D, and a mask that removes the share d of them weighs
     exp(-(d / kernel_width)^2); the unmasked input is one row more. (Ribeiro et al. 2016, eq. 1 and 2 with a
     quadratic penalty in the place of a limit on the number of features.) Where all 2^D masks fit in `draws`
-    each is evaluated and that mean over masks is exact. Otherwise masks are those that KernelSHAP draws with
-    as many rows, each weighed by how much likelier it is here than there: one call evaluates them once. What
+    each is evaluated and that mean over masks is exact. Up to one feature for 8 draws, masks are those that
+    KernelSHAP draws with as many rows, each weighed by how much likelier it is here than there: one call
+    evaluates them once. Beyond that it draws its own, evenly over sizes, as it has no rows to spare. What
     responses owe to the number of features alone, beyond a straight line, is fitted beside: over all masks it
     is no part of a coefficient, but in a sample it is much of the noise. On an image with more features than
     one for 8 draws, neighbours are joined into cells, one for 12 draws, which share a coefficient equally.
@@ -52,6 +53,9 @@ class Lime(FitsBank):
 
     def joins(self) -> bool:
         return self.join
+
+    def even_above(self) -> int:
+        return self.draws // ROWS_PER_FEATURE
 
     def fitted_to(self, bank: Bank, context: Context) -> Tensor:
         responses, (samples, count, features) = bank.responses, bank.masks.shape

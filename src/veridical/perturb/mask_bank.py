@@ -72,7 +72,9 @@ class Bank:
         )
 
 
-def banks(task: MaskedTask, context: Context, count: int = MASKS) -> Iterator[Bank]:
+def banks(
+    task: MaskedTask, context: Context, count: int = MASKS, even_above: int | None = None
+) -> Iterator[Bank]:
     """The masks of a task's samples, in one bank unless they differ in features of which every set is there.
 
     Parameters
@@ -83,6 +85,9 @@ def banks(task: MaskedTask, context: Context, count: int = MASKS) -> Iterator[Ba
         The call this is a part of: its key, before any name of an explainer, and its memo.
     count : int
         Rows evaluated for each sample, at most.
+    even_above : int, optional
+        Of samples with more features than this, sets of every size are drawn equally often: for fits that
+        use those of middle size, and have too few rows to spare. KernelSHAP does not share them.
 
     Yields
     ------
@@ -96,13 +101,18 @@ def banks(task: MaskedTask, context: Context, count: int = MASKS) -> Iterator[Ba
     [((4, 8, 3), True)]
     """
     task.outputs  # noqa: B018 (evaluated once here, so that the parts below share it)
-    most, key = most_of_every(count), context.key / OWNER
+    most = most_of_every(count)
+    even_above = task.space.n_features if even_above is None else max(most, even_above)
     if task.space.valid is None:
-        yield _bank(task, slice(None), min(task.space.n_features, most + 1), count, context, key)
+        features = task.space.n_features
+        yield _bank(task, slice(None), min(features, most + 1), count, context, features > even_above)
         return
-    kinds = task.space.counts(len(task)).clamp(max=most + 1)
+    counts = task.space.counts(len(task))
+    # of so many features every set is there; else 0 or, with sets of even sizes, -1
+    kinds = torch.where(counts <= most, counts, -(counts > even_above).long())
     for kind in kinds.unique().tolist():
-        yield _bank(task, (kinds == kind).nonzero()[:, 0], kind, count, context, key)
+        rows = (kinds == kind).nonzero()[:, 0]
+        yield _bank(task, rows, kind if kind > 0 else most + 1, count, context, kind < 0)
 
 
 def most_of_every(count: int) -> int:
@@ -111,7 +121,7 @@ def most_of_every(count: int) -> int:
 
 
 def _bank(
-    task: MaskedTask, rows: Tensor | slice, features: int, count: int, context: Context, key: Key
+    task: MaskedTask, rows: Tensor | slice, features: int, count: int, context: Context, even: bool
 ) -> Bank:
     """The bank of samples that all have `features` features, or all too many for every set."""
     numbers = torch.arange(len(task), device=task.inputs.device)[rows]
@@ -120,14 +130,15 @@ def _bank(
     everything = torch.ones(len(task), task.space.n_features, dtype=torch.bool, device=task.inputs.device)
     valid = everything if given is None else given
     there = valid.sum(-1, keepdim=True)
-    every = features <= most_of_every(count)
+    every, key = features <= most_of_every(count), context.key / OWNER
+    key = key / "even" if even else key
     if every:
         pairs = 2 ** (features - 1) - 1
         sets = AllSubsets(places_of(task), pairs).removed(samples, slice(0, pairs))
     else:
         pairs = (count - 1) // 2
         draws = torch.arange(pairs, device=task.inputs.device)
-        mass = _size_mass(there, task.space.n_features)
+        mass = _size_mass(there, task.space.n_features, even)
         sizes = _spread_sizes(key / "sizes", task.draw_ids, pairs, there, mass)
         width = task.space.n_features
         sets = keyed.subsets(key / "sets", task.draw_ids, draws, width, sizes[..., None], given)
@@ -147,12 +158,12 @@ def _bank(
     return Bank(task, numbers, masks, weights, every, context, (key, count, every))
 
 
-def _size_mass(there: Tensor, longest: int) -> Tensor:
-    """(N, longest - 1): 1 / (s (D - s)), the Shapley kernel's mass of all sets of size s = 1, 2, ..."""
+def _size_mass(there: Tensor, longest: int, even: bool) -> Tensor:
+    """(N, longest - 1): what sets of size s = 1, 2, ... weigh: alike, or as Shapley's kernel 1 / (s (D - s))."""
     size = torch.arange(1, longest, device=there.device)
     rest = there - size
-    mass = torch.where(rest > 0, 1.0 / (size * rest.clamp(min=1)).double(), 0.0)
-    return mass
+    mass = (rest > 0).double()
+    return mass if even else mass / (size * rest.clamp(min=1))
 
 
 def _spread_sizes(key: Key, ids: Tensor, pairs: int, there: Tensor, mass: Tensor) -> Tensor:
