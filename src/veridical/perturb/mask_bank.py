@@ -159,7 +159,7 @@ def _bank(
 
 
 def _size_mass(there: Tensor, longest: int, even: bool) -> Tensor:
-    """(N, longest - 1): what sets of size s = 1, 2, ... weigh: alike, or as Shapley's kernel 1 / (s (D - s))."""
+    """(N, longest - 1): what sets of size 1, 2, ... weigh: alike, or 1 / (s (D - s)) as Shapley's kernel."""
     size = torch.arange(1, longest, device=there.device)
     rest = there - size
     mass = (rest > 0).double()
