@@ -35,6 +35,7 @@ FORMULAS = {
     "metrics/complexity": "tests/metrics/complexity",
     "metrics/localisation": "tests/metrics/localisation",
     "metrics/axiomatic": "tests/metrics/axiomatic",
+    "gef/noise_path.py": "tests/gef/test_path_cases.py",
     "auditing/measured_effects.py": "tests/auditing/test_measured_effects.py",
     "auditing/hidden.py": "tests/auditing/test_hidden.py",
     "auditing/grade.py": "tests/auditing/test_grade.py",

@@ -175,3 +175,10 @@ def test_other_class_is_the_map_of_the_runner_up():
     one = vd.Task(nn.Linear(2, 1), torch.ones(2, 2), head="regression")
     with pytest.raises(NotApplicableError, match="no other class"):
         OtherClass("gradient").check(one)
+
+
+def test_a_row_has_the_random_map_of_its_own_in_whatever_task_it_is() -> None:
+    model, rows = torch.nn.Linear(4, 3), torch.rand(2, 4)
+    alone = [vd.explain("random", vd.Task(model, rows[[n]])).values for n in range(2)]
+    assert not torch.equal(*alone)
+    assert torch.equal(torch.cat(alone), vd.explain("random", vd.Task(model, rows)).values)
