@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Build the wheel, install it into an empty environment with the pinned versions, and look at what arrived.
-# PYTHON names an interpreter that has `build`; VERIDICAL_WHEEL_FAST=1 leaves out the extras.
+# PYTHON names an interpreter that has `build`; VERIDICAL_WHEEL_FAST=1 leaves out the extras. HASHED names
+# requirements with hashes (scripts/hash_pins.py): nothing else is installed then, and the build, which PYTHON must
+# have the tools for, is not isolated. SBOM names the file of the bill of materials.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +16,7 @@ say() { printf '   %s\n' "$*"; }
 die() { printf 'check_wheel: %s\n' "$*" >&2; exit 1; }
 
 say "building"
-"$PYTHON" -m build --wheel --outdir "$work/dist" . > "$work/build.log" 2>&1 \
+"$PYTHON" -m build --wheel ${HASHED:+--no-isolation} --outdir "$work/dist" . > "$work/build.log" 2>&1 \
     || { cat "$work/build.log" >&2; die "the wheel does not build"; }
 wheel=$(echo "$work"/dist/veridical-*.whl)
 "$PYTHON" -m zipfile -l "$wheel" > "$work/contents"
@@ -28,8 +30,16 @@ fi
 say "installing into an empty environment"
 "$PYTHON" -m venv "$work/venv"
 pip=("$work/venv/bin/python" -m pip --disable-pip-version-check -qq)
-"${pip[@]}" install -c constraints.txt "$wheel"
+if [ -n "${HASHED:-}" ]; then
+    "${pip[@]}" install --require-hashes -r "$HASHED"
+    "${pip[@]}" install --no-deps "$wheel"
+else
+    "${pip[@]}" install -c constraints.txt "$wheel"
+fi
 "$work/venv/bin/python" -m pip check > "$work/check.log" || { cat "$work/check.log" >&2; die "pip check found conflicts"; }
+
+say "what it is made of"
+"$work/venv/bin/python" scripts/sbom.py --out "${SBOM:-$work/sbom.cdx.json}"
 
 # From here on the checkout must not be importable.
 cd "$work"
@@ -51,7 +61,7 @@ if loaded:
     sys.exit(f"import veridical loads {', '.join(loaded)}; import them where they are used")
 PY
 
-if [ -z "${VERIDICAL_WHEEL_FAST:-}" ]; then
+if [ -z "${VERIDICAL_WHEEL_FAST:-}${HASHED:-}" ]; then
     say "extras resolve"
     "${pip[@]}" install --dry-run -c "$root/constraints.txt" \
         "$wheel[ray,shap,text,llm,vision,data,onnx,tables,captum,plots]" > /dev/null

@@ -7,6 +7,7 @@ import re
 import stat
 import time
 import tracemalloc
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import veridical as vd
+from scripts import hash_pins, sbom
 from scripts.check_pins import Finding, identity, pins, releases, told
 from veridical.errors import VeridicalError
 
@@ -364,3 +366,59 @@ def test_withdrawn_and_vulnerable_pins_are_told() -> None:
     assert "NOT checked for 1 of them" in report
     assert told([Finding("a", "1", vulnerabilities=["CVE-1"])])[1]
     assert not told([Finding("a", "1", vulnerabilities=[])])[1]
+
+
+HASHES = """
+<a href="f/a_b-1.0-py3-none-any.whl#sha256={0}">a_b-1.0-py3-none-any.whl</a>
+<a href="f/a_b-1.0.tar.gz#sha256={1}">a_b-1.0.tar.gz</a>
+<a href="x#sha256={2}">a_b-1.1-cp311-cp311-manylinux_2_17_x86_64.whl</a>
+<a href="f/a_b-1.1-cp311-cp311-win_amd64.whl#sha256={3}">a_b-1.1-cp311-cp311-win_amd64.whl</a>
+<a href="x#sha256={4}">a_b-1.1-cp39-abi3-manylinux_2_17_x86_64.whl</a>
+<a href="f/a_b-1.2-cp311-cp311-win_amd64.whl#sha256={3}">a_b-1.2-cp311-cp311-win_amd64.whl</a>
+<a href="f/a_b-1.2.tar.gz#sha256={1}">a_b-1.2.tar.gz</a>
+<a href="f/a_b-1.3-py3-none-any.whl" >a_b-1.3-py3-none-any.whl</a>
+<a href="f/a_b-1.4-py3-none-any.whl#sha256={0}" data-yanked="">a_b-1.4-py3-none-any.whl</a>
+""".format(*(str(digit) * 64 for digit in range(5)))
+
+
+def test_hashes_are_those_of_files_that_linux_installs() -> None:
+    for version, want in (("1.0", "0"), ("1.1", "24"), ("1.2", "1"), ("1.3", ""), ("1.4", "")):
+        assert hash_pins.hashes(HASHES, "A.b", version) == [digit * 64 for digit in want]
+
+
+def test_pins_without_a_hash_or_of_one_machine_are_refused() -> None:
+    assert hash_pins.chosen("b==2\n", "a==1\n") == [("a", "1"), ("b", "2")]
+    text = hash_pins.written([("a", "1", ["0" * 64, "1" * 64])])
+    first, second = (f"--hash=sha256:{digit * 64}" for digit in "01")
+    assert text.splitlines()[1:] == ["a==1 \\", f"    {first} \\", f"    {second}"]
+    with pytest.raises(SystemExit, match=r"torch 2.13.0\+cpu is in no index"):
+        hash_pins.chosen("torch==2.13.0+cpu\n")
+    with pytest.raises(SystemExit, match="pinned to 1 and to 2"):
+        hash_pins.chosen("a==1\n", "a==2\n")
+    with pytest.raises(SystemExit, match="no file with a hash for: a 1"):
+        hash_pins.written([("a", "1", [])])
+
+
+def test_every_pin_has_a_hash_of_the_version_that_is_pinned() -> None:
+    wanted = hash_pins.chosen(*((ROOT / name).read_text() for name in hash_pins.FILES))
+    hashed = (ROOT / "requirements-hashed.txt").read_text()
+    assert (
+        re.findall(r"^([a-z0-9-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", hashed, re.MULTILINE) == wanted
+    )
+
+
+def test_the_bill_of_materials_names_all_that_is_installed() -> None:
+    made = sbom.bill("veridical", [])
+    assert made == sbom.bill("veridical", [])
+    names = {each["name"] for each in made["components"]}
+    assert {"torch", "numpy", "sympy"} <= names  # what torch needs as well
+    assert "ray" not in names
+    assert "pillow" in {each["name"] for each in sbom.bill("veridical", ["vision"])["components"]}
+    assert len({each["bom-ref"] for each in made["components"]}) == len(made["components"])
+    known = {each["bom-ref"] for each in [made["metadata"]["component"], *made["components"]]}
+    assert {each["ref"] for each in made["dependencies"]} == known
+    assert all(set(each["dependsOn"]) <= known for each in made["dependencies"])
+    assert made["metadata"]["component"]["version"] == version_of("veridical")
+    assert sbom.sizes(made)[0][0] == "torch"
+    with pytest.raises(SystemExit, match="not installed"):
+        sbom.bill("no-such-package", [])
