@@ -33,6 +33,14 @@ MESSAGES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: vd.score("pixel_flipping", TASK, "saliency", step=5),
         r"metric 'pixel_flipping' does not take 'step'; did you mean 'steps'\?.*per_step",
     ),
+    "setting of a class": (
+        lambda: vd.explain(vd.explainers.Occlusion, TASK, windw=3),
+        r"Occlusion does not take 'windw'; did you mean 'window'\?",
+    ),
+    "setting of a metric's class": (
+        lambda: vd.score(vd.metrics.Deletion, TASK, "saliency", stps=3),
+        r"Deletion does not take 'stps'; did you mean 'steps'\?",
+    ),
     "keyword of a task": (lambda: vd.Task(NET, X, target=1), r"Task does not take 'target'.*'targets'\?"),
     "keyword of an audit": (
         lambda: vd.audit(TASK, explainer=["saliency"]),

@@ -13,7 +13,7 @@ import torch
 from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.core.progress import status, track
-from veridical.core.registry import Catalogue
+from veridical.core.registry import Catalogue, made
 from veridical.core.settings import checked
 from veridical.errors import InputError, MemoryLimitError, VeridicalError, visible, warn
 from veridical.explainers.base import Explainer, as_explainer
@@ -113,7 +113,7 @@ def as_metric(metric: Any, **settings: Any) -> AnyMetric:
     if isinstance(metric, str):
         return metric_registry.make(metric, **settings)
     if isinstance(metric, type) and issubclass(metric, AnyMetric):
-        return metric(**settings)
+        return made(metric, metric.__name__, settings)
     if isinstance(metric, AnyMetric):
         if settings:
             raise InputError(f"settings {sorted(settings)} go with a metric's name, not with an object")

@@ -100,6 +100,8 @@ def test_pickled_models_are_never_read(tmp_path, capsys):
     for name in ("evil.pt", "plain.pt", "text.pt"):
         with pytest.raises(FormatError, match="more than weights, or is damaged"):
             read_weights(tmp_path / name)
+        with pytest.raises(InputError, match=r"--arch module:function.*whole pickled network is not read"):
+            load_weights(tmp_path / name, None)
     assert "ran" not in capsys.readouterr().out
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(FormatError, match="no state dict"):

@@ -14,6 +14,16 @@ from veridical.errors import InputError, unknown_name, warn, wrong_arguments
 T = TypeVar("T")
 
 
+def made(maker: Callable[..., T], who: str, settings: Mapping[str, Any]) -> T:
+    """What a class or factory makes with these settings, or the sentence that lists those it takes."""
+    try:
+        return maker(**settings)
+    except TypeError as error:
+        if not settings:
+            raise
+        raise wrong_arguments(who, inspect.signature(maker), settings, error) from error
+
+
 class Catalogue(dict[str, str]):
     """Names with one line each; prints as a table, and is a plain mapping otherwise."""
 
@@ -66,14 +76,7 @@ class Registry(Generic[T]):
                 self._load_all()
                 raise unknown_name(f"{self.kind} prefix", prefix, self.prefixes)
             return self.prefixes[prefix](self.make(rest, **settings))
-        maker = self.maker(name)
-        try:
-            return maker(**settings)
-        except TypeError as error:
-            if settings:
-                who = f"{self.kind} '{name}'"
-                raise wrong_arguments(who, inspect.signature(maker), settings, error) from error
-            raise
+        return made(self.maker(name), f"{self.kind} '{name}'", settings)
 
     def maker(self, name: str) -> Callable[..., T]:
         """The class or factory registered under a name."""

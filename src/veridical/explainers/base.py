@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veridical.core.key import Key
-from veridical.core.registry import Registry
+from veridical.core.registry import Registry, made
 from veridical.core.settings import Settings
 from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError
@@ -267,7 +267,7 @@ def as_explainer(explainer: Any, **settings: Any) -> Explainer:
     if isinstance(explainer, str):
         return registry.make(explainer, **settings)
     if isinstance(explainer, type) and issubclass(explainer, Explainer):
-        return explainer(**settings)
+        return made(explainer, explainer.__name__, settings)
     if settings:
         raise InputError(
             f"settings {sorted(settings)} go with an explainer's name or class, not with an object"
