@@ -50,6 +50,8 @@ from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
+BLOCK = 12
+"""Samples that meet other models at once: who wins nearly all of them needs no more."""
 STOP_AFTER = 64
 """Samples from which on an elimination in which nothing is open may end."""
 
@@ -123,7 +125,7 @@ class Stage(NamedTuple):
     start: int
     stop: int
     task: Task
-    pairs: list[Pairing]
+    pairs: dict[int, list[Pairing]]
 
 
 @dataclass(eq=False)
@@ -255,7 +257,7 @@ class Elimination:
         self.used += self.cost(stop - start, self.remaining)
         self._score(list(self.controls.values()), batch, start, self.panel.scoring)
         self._score(self.remaining, batch, start, self.panel.scoring)
-        self.stages.append(Stage(start, stop, batch, []))
+        self.stages.append(Stage(start, stop, batch, {}))
 
     def _score(
         self, candidates: Sequence[Candidate], batch: Task, start: int, metrics: Mapping[str, Metric]
@@ -283,19 +285,27 @@ class Elimination:
         if self.copies is None:
             return
         metrics = self.untuned
-        for number, (start, stop, batch, pairs) in enumerate(self.stages):
+        blocks = [
+            (among, stage, torch.arange(at, min(at + BLOCK, stage.stop)) - stage.start)
+            for among, stage in enumerate(self.stages)
+            for at in range(stage.start, stage.stop, BLOCK)
+        ]
+        for number, (among, stage, rows) in enumerate(blocks):
             open_ones = [
-                (candidate, made)
+                (candidate, made.take(rows.to(made.ids.device)))
                 for candidate in self.remaining
-                if len(candidate.randomisation) == number < len(candidate.done)
-                and (made := candidate.done[number].explanation) is not None
+                if len(candidate.randomisation) == number
+                and among < len(candidate.done)
+                and (made := candidate.done[among].explanation) is not None
                 and self._randomisation_open(candidate, rules)
             ]
             if not open_ones:
                 continue
-            if not pairs:
-                pairs += pairings(batch, start, self.copies)
-            place = f"model randomisation, samples {start} to {stop}"
+            start = stage.start + int(rows[0])
+            if start not in stage.pairs:
+                stage.pairs[start] = pairings(stage.task[rows.to(stage.task.device)], start, self.copies)
+            pairs = stage.pairs[start]
+            place = f"model randomisation, samples {start} to {start + len(rows)}"
             bare = size_jobs(metrics, pairs, place)
             jobs = [
                 randomisation_jobs(r.label, r.explainer, metrics, pairs, place, made) for r, made in open_ones
@@ -311,7 +321,7 @@ class Elimination:
                     candidate.unfinished = why
                     candidate.dropped = f"after {self.samples} samples: {why}"
                     continue
-                own = sample_scores([candidate.done[number]], [stop - start], metrics)
+                own = sample_scores([candidate.done[among]], [stage.stop - stage.start], metrics).take(rows)
                 candidate.randomisation.append(
                     randomisation_units(own, pairs, theirs, sizes, list(metrics), rules.grid)
                 )
