@@ -20,7 +20,7 @@ from replications.f_fidelity import data, sequences
 from replications.f_fidelity.case import case_study
 from replications.f_fidelity.comparing import compare_explainers
 from replications.f_fidelity.preservation import boundary_study, map_agreement
-from replications.f_fidelity.roar import ROAR, roar_study
+from replications.f_fidelity.roar import ROAR, ROAR_SIZES, roar_study
 from replications.f_fidelity.sensitivity import sensitivity
 from veridical.explainers.gradients import SmoothGradSquared
 from veridical.fidelity import RankingStudy
@@ -95,6 +95,11 @@ def correlations(study: RankingStudy) -> dict[str, Any]:
             for pair in PAIRS
         }
         out[name]["resolvable"] = dict(study.resolvable[name])
+        out[name]["falls"] = {
+            sign: [[round(v, 5) for v in row] for row in values.mean(0).tolist()]
+            for sign, values in study.falls[name].items()
+        }
+        out[name]["sizes"] = list(study.sizes[name])
         out[name]["areas"] = {
             sign: [[round(float(v), 5) for v in row.mean(-1)] for row in values]
             for sign, values in study.falls[name].items()
@@ -145,6 +150,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--roar-epochs", type=int, default=2)
     parser.add_argument("--roar-repeats", type=int, default=1)
     parser.add_argument("--roar-batch", type=int, default=512)
+    parser.add_argument("--roar-rate", type=float, default=1e-3)
+    parser.add_argument("--roar-start", choices=["fresh", "trained"], default="trained")
+    parser.add_argument("--roar-sizes", nargs="+", type=float, default=ROAR_SIZES)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
 
@@ -180,7 +188,7 @@ def run_stage(
         yield stage, table(fidelity.robustness_table(task, tuned, control))
     elif stage == "boundary":
         found = boundary_study(task, (0.1, 0.3, 0.5), draws=2, **settings)
-        yield stage, {"shown": repr(found).split("\n")}
+        yield stage, {"shown": repr(found).split("\n"), "rows": found.to_frame().to_dict("records")}
     elif stage == "ranking":
         explanation = vd.explain(explainer, task)
         yield "explaining", {"explainer": given.explainer, "cost": str(explanation.cost)}
@@ -201,7 +209,13 @@ def run_stage(
                 {"repeats": len(studies), "shown": repr(study).split("\n"), **correlations(study)},
             )
     elif stage == "roar":
-        roar = ROAR(epochs=given.roar_epochs, batch=given.roar_batch, start="trained")
+        roar = ROAR(
+            sizes=tuple(given.roar_sizes),
+            epochs=given.roar_epochs,
+            rate=given.roar_rate,
+            batch=given.roar_batch,
+            start=given.roar_start,
+        )
         studies = []
         for repeat in range(given.roar_repeats):
             studies.append(roar_study(task, explainer, roar, seed=repeat))
