@@ -52,6 +52,38 @@ def test_score_takes_an_explanation_in_every_form() -> None:
         torch.testing.assert_close(vd.score("pixel_flipping", t, form).values, expected)
 
 
+def test_evaluate_takes_finished_maps_beside_explainers(tmp_path: Path) -> None:
+    t = task()
+    e = vd.explain("saliency", t)
+    saved = vd.Explanation.load(e.save(tmp_path / "maps.safetensors"))
+    forms = {"array": e.values.numpy(), "tensor": e.values, "own": e, "saved": saved}
+    table = vd.evaluate(t, {**forms, "again": "saliency"}, ["pixel_flipping", "max_sensitivity", "fast_gef"])
+    for form in forms:
+        found, expected = table.scores[form, "pixel_flipping"], table.scores["again", "pixel_flipping"]
+        torch.testing.assert_close(found.values, expected.values)
+    told = [failure.message for failure in table.failures]
+    assert len(told) == 2 * len(forms)
+    assert all("explains again under noise" in message for message in told)
+    assert ("again", "fast_gef") in table.scores
+    alone = vd.evaluate(t, e.values.numpy(), "sparseness")
+    assert list(alone.explanations) == ["given"]
+
+
+def test_finished_maps_of_other_outputs_or_samples_are_told_apart() -> None:
+    t = task()
+    e = vd.explain("saliency", t)
+    other = t.with_targets((t.targets + 1) % t.n_outputs)
+    assert vd.evaluate(other, {"mine": e}, "pixel_flipping").scores["mine", "pixel_flipping"].flagged
+    kept = vd.api.as_method(e, t)
+    assert torch.equal(kept(t[torch.tensor([4, 1])]).values, e.values[[4, 1]])
+    for elsewhere, said in ((other, "other outputs"), (t.with_inputs(t.inputs + 1).changed(), "")):
+        if said:
+            with pytest.raises(vd.errors.NotApplicableError, match=said):
+                kept(elsewhere)
+    with pytest.raises(vd.errors.NotApplicableError, match="another model"):
+        kept(t.with_noise(0.1, Key(1)))
+
+
 def test_score_takes_a_metric_in_every_form() -> None:
     t = task()
     expected = vd.score(PixelFlipping(steps=2), t, "saliency").values

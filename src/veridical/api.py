@@ -16,6 +16,7 @@ from veridical.core.progress import status, track
 from veridical.core.registry import Catalogue, made
 from veridical.core.settings import checked
 from veridical.errors import InputError, MemoryLimitError, VeridicalError, visible, warn
+from veridical.explainers.adapters import BoundExplainer, FinishedMaps, finished
 from veridical.explainers.base import Explainer, as_explainer
 from veridical.explainers.base import registry as explainer_registry
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
@@ -81,13 +82,12 @@ def explain(
     Explanation by gradient: 2 samples x 4 column features, cost 2 rows forward, 2 backward
     """
     task = task if device is None else task.to(device)
-    maps = None if settings else as_maps(explainer, task)
-    if maps is not None:
-        return maps
-    return _explained(as_explainer(explainer, **settings), task, Key(seed), Memo(announces=True))
+    return _explained(as_method(explainer, task, **settings), task, Key(seed), Memo(announces=True))
 
 
 def _explained(explainer: Explainer, task: Task, key: Key, memo: Memo | None) -> Explanation:
+    if isinstance(explainer, FinishedMaps) and explainer.made is not None:
+        return explainer.made  # whoever reads them says where they explain something else
     with _working(f"explaining by {explainer.name}", task):
         return explainer(task, key, memo)
 
@@ -184,13 +184,16 @@ def _scored(
     memo: Memo,
 ) -> Scores:
     """What `score` gives, as a part of a call that may score more."""
+    tally = task.predictor.meter.here
+    before = tally.rows
+    method = as_method(explanation, task)
+    evaluated = tally.rows - before  # the targets of plain maps are the task's predictions
     if isinstance(metric, ExplainerMetric):
-        if as_maps(explanation, task) is not None:
+        if isinstance(method, FinishedMaps):
             raise InputError(
                 f"metric '{metric.name}' explains again under noise: give it the explainer (a name, an "
                 "object or a function), not a finished map"
             )
-        method = as_explainer(explanation)
         with _working(f"scoring {method.name} by {metric.name}", task):
             if repeats == 1:
                 return metric(task, method, Key(seed), memo)
@@ -199,15 +202,9 @@ def _scored(
             )
     if not isinstance(metric, Metric):
         raise InputError(f"'{metric.name}' scores neither maps nor methods")
-    tally = task.predictor.meter.here
-    before = tally.rows
-    given = as_maps(explanation, task)
-    evaluated = tally.rows - before  # the targets of plain maps are the task's predictions
-    subject = as_explainer(explanation) if given is None else given
     key = Key(seed)
-    who = subject.name if isinstance(subject, Explainer) else subject.explainer
-    with _working(f"scoring {who} by {metric.name}", task):
-        maps = _explained(subject, task, key, memo) if isinstance(subject, Explainer) else subject
+    with _working(f"scoring {method.name} by {metric.name}", task):
+        maps = _explained(method, task, key, memo)
         if repeats == 1:
             found = metric(task, maps, key, memo)
         else:
@@ -228,26 +225,28 @@ def _with_other_outputs(scores: Scores, metric: Metric, task: Task, maps: Explan
 
 def as_explanation(explanation: Any, task: Task, seed: int = 0, memo: Memo | None = None) -> Explanation:
     """Accept an explanation, plain maps, or anything that makes one."""
-    maps = as_maps(explanation, task)
-    return maps if maps is not None else _explained(as_explainer(explanation), task, Key(seed), memo)
+    return _explained(as_method(explanation, task), task, Key(seed), memo)
+
+
+def as_method(thing: Any, task: Task, **settings: Any) -> Explainer:
+    """An explainer in any accepted form; finished maps as one that explains this task alone."""
+    maps = None if settings else as_maps(thing, task)
+    made = as_explainer(thing, **settings) if maps is None else FinishedMaps(made=maps)
+    return made.at_home(task) if isinstance(made, BoundExplainer | FinishedMaps) else made
 
 
 def as_maps(thing: Any, task: Task) -> Explanation | None:
     """Finished maps: an explanation, a tensor, an array, a data frame, a `shap.Explanation`; else None."""
     if isinstance(thing, Explanation):
         return thing
+    values = None
     if isinstance(thing, torch.Tensor) or type(thing).__module__ == "numpy":
-        return Explanation(task.values(thing), task.space, task.targets, task.ids, draw_ids=task.draw_ids)
-    if type(thing).__module__.partition(".")[0] in ("pandas", "polars", "shap"):
-        from veridical.explainers.adapters import finished
-
+        values = task.values(thing)
+    elif type(thing).__module__.partition(".")[0] in ("pandas", "polars", "shap"):
         values = finished(thing, task)
-        return (
-            None
-            if values is None
-            else Explanation(values, task.space, task.targets, task.ids, draw_ids=task.draw_ids)
-        )
-    return None
+    if values is None:
+        return None
+    return Explanation(values, task.space, task.targets, task.ids, draw_ids=task.draw_ids)
 
 
 @checked
@@ -272,7 +271,7 @@ def evaluate(
     task : Task
         Model, inputs and the outputs to explain.
     explainers : one, a list, or a mapping label -> explainer
-        What `explain` accepts.
+        What `explain` accepts, finished maps as well.
     metrics : one, a list, or a mapping label -> metric
         What `score` accepts.
     seed : int
@@ -290,7 +289,7 @@ def evaluate(
         The scores of every pair, the explanations, and what failed.
     """
     task = task if device is None else task.to(device)
-    methods = labelled(explainers, as_explainer)
+    methods = labelled(explainers, lambda thing: as_method(thing, task))
     evaluators = labelled(metrics, as_metric)
     if not methods or not evaluators:
         raise InputError("give at least one explainer and one metric")
@@ -301,13 +300,14 @@ def evaluate(
     interrupted = False
     memo = Memo(announces=True)
     fits = {who: method for who, method in methods.items() if method.inapplicable_reason(task) is None}
+    again = {who: method for who, method in methods.items() if not isinstance(method, FinishedMaps)}
     rows = {who: method._declared(task).forward for who, method in fits.items()}
     memo.expect(task.predictor.meter.here, sum(rows.values()), lambda: _many_rows(task, fits, rows))
     # a metric may share work between methods: GEF makes each perturbed model once
     together: dict[str, dict[str, Scores | Exception]] = {
         what: {}
         for what, metric in evaluators.items()
-        if isinstance(metric, ExplainerMetric) and metric.shares_work and repeats == 1 and len(methods) > 1
+        if isinstance(metric, ExplainerMetric) and metric.shares_work and repeats == 1 and len(again) > 1
     }
 
     def keep(who: str, what: str | None, error: Exception) -> None:
@@ -328,8 +328,8 @@ def evaluate(
                 subject = methods[who] if isinstance(metric, ExplainerMetric) else explanations[who]
                 scores[who, what] = (
                     _scored(metric, task, subject, seed, repeats, memo)
-                    if what not in together
-                    else _of_group(together[what], metric, task, methods, who, seed, memo)
+                    if what not in together or who not in again
+                    else _of_group(together[what], metric, task, again, who, seed, memo)
                 )
             except Exception as error:
                 keep(who, step, error)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from captum import attr
 from captum.attr import IntegratedGradients
+from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
@@ -355,6 +356,29 @@ def test_objects_of_shap() -> None:
     gradients = shap.GradientExplainer(NET, other_packages_network().train)
     both = [vd.explain(gradients, other_packages_network(), seed=3).values for _ in range(2)]
     assert torch.equal(*both)
+
+
+@pytest.mark.extras
+def test_an_object_of_shap_over_trees_follows_another_model() -> None:
+    shap = pytest.importorskip("shap")
+    first, other = (GradientBoostingClassifier(n_estimators=5).fit(X, X[c] > 0) for c in "ab")
+    task, there = (vd.Task(model, X[:6], train=X) for model in (first, other))
+    bound = vd.api.as_method(shap.TreeExplainer(first, X), task)
+    assert not bound.one_model
+    moved = bound(task.with_module(there.predictor.source.module).with_targets(there.targets))
+    direct = vd.explain(shap.TreeExplainer(other, X), there)
+    assert torch.allclose(moved.values, direct.values)
+    fixed = vd.api.as_method(shap.LinearExplainer(MODEL, X), table())
+    assert "from_shap" in fixed.one_model
+
+
+def test_an_audit_of_finished_maps_asks_what_can_be_asked() -> None:
+    task = vd.tasks.load("known/linear", 32)
+    maps = vd.explain("input_x_gradient", task)
+    found = vd.audit(task, explainers={"mine": maps.values.numpy()}, effort="glance", progress=False)
+    place = found.verdict["mine"]
+    assert place.status == "provisional"
+    assert "could not be asked: its maps are finished" in " ".join(found.verdict.sentences)
 
 
 def test_names_of_classes_are_labels_and_targets() -> None:

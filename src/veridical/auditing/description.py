@@ -45,7 +45,9 @@ def described(elimination: Elimination, table: Evaluation, effort: Effort, seed:
     cheap = {
         label: candidate.explainer
         for label, candidate in everyone.items()
-        if candidate.cost.forward <= effort.gef_rows and candidate.done[0].explanation is not None
+        if candidate.cost.forward <= effort.gef_rows
+        and candidate.done[0].explanation is not None
+        and not candidate.explainer.one_model
     }
     for label, metric in elimination.panel.describing.items():
         found: dict[str, Scores | Exception] = {}
@@ -87,7 +89,8 @@ def beside(elimination: Elimination, best: str, seed: int) -> tuple[Test, ...]:
     metrics = {label: elimination.panel.removal[label] for label in elimination.admissible_labels}
     rules, found = elimination.rules(), dict[tuple[str, str], Tensor]()
     for name, explainer in rivals.items():
-        if explainer.inapplicable_reason(task) is not None:
+        fixed = isinstance(explainer, OtherClass) and candidate.explainer.one_model
+        if fixed or explainer.inapplicable_reason(task) is not None:
             continue
         job = Job(best, explainer, metrics, task, task, f"beside: {name}")
         done = elimination.jobs.do([job], f"beside: {name}")

@@ -429,7 +429,12 @@ def candidates(explainers: Mapping[str, Explainer], task: Task, seed: int) -> di
     """The methods, each with the rows that one map evaluates, counted on one sample."""
     one = typical_sample(task)
     return {
-        label: Candidate(label, explainer, cost_of_map(explainer, one, seed))
+        label: Candidate(
+            label,
+            explainer,
+            cost_of_map(explainer, one, seed),
+            not_asked={"randomisation": explainer.one_model} if explainer.one_model else {},
+        )
         for label, explainer in explainers.items()
     }
 

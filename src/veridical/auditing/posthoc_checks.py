@@ -171,7 +171,9 @@ def run_posthoc_checks(elimination: Elimination, rules: Rules) -> None:
         if made is not None:
             candidate.alike = class_likeness(made, rows, others)
     passing = elimination.passing(rules, but="sample")
-    _compare_perturbed_copy(elimination, [r for r in passing if PERTURBED not in r.vetoes])
+    _compare_perturbed_copy(
+        elimination, [r for r in passing if PERTURBED not in r.vetoes and not r.explainer.one_model]
+    )
     _look_for_faults(elimination, passing, rules)
     if "sample" not in rules.criteria:
         return

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, overload
 import torch
 
 from veridical._version import __version__
+from veridical.api import as_method, labelled
 from veridical.auditing import near_data
 from veridical.auditing.candidates import (
     choose_criteria,
@@ -108,8 +109,8 @@ def audit(
         Rows, or rows with labels, on which F-Fidelity may fine-tune where masks disturb the model; those of
         the task by default.
     explainers : sequence or mapping, optional
-        Names or objects; one of every family that applies by default. Named ones run whatever they cost,
-        unless `budget` is given, too.
+        Names, objects or finished maps; one of every family that applies by default. Named ones run whatever
+        they cost, unless `budget` is given, too.
     effort : str or Effort
         "glance", "quick", "standard" or "thorough": samples, draws and budget.
     seed : int
@@ -164,6 +165,8 @@ def audit(
     if len(task) < 2:
         raise InputError("an audit compares samples and needs at least two")
     whole = task if device is None else task.to(device)
+    if explainers is not None:
+        explainers = labelled(explainers, lambda thing: as_method(thing, whole))
     plan = effort_of(effort, whole)
     if samples is not None:
         plan = replace(plan, samples=samples, meta_samples=min(samples, plan.meta_samples))

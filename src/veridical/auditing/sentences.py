@@ -195,6 +195,9 @@ def reason_of(place: Place, head: str = "multiclass", verdict: Verdict | None = 
     status = place.status
     if place.trusted:
         words = evidence_of(place, head)
+        own = [q.reason for q in place.questions if q.criterion == "randomisation" and q.reason]
+        if own and (verdict is None or "randomisation" not in verdict.absent):
+            words += f'; "{QUESTIONS["randomisation"]}" could not be asked: {own[0]}'
         best = verdict.best if verdict is not None else None
         if verdict is not None and best is not None and place.explainer not in verdict.leading:
             share = verdict.share(place.explainer, best)

@@ -6,11 +6,12 @@ None of these packages is imported before it is used.
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from veridical.models.context import Context
 from veridical.models.dataframes import as_pandas, is_frame
 from veridical.models.embeddings import EmbeddingView
 from veridical.models.predictor import call
+from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 
 
@@ -387,11 +389,27 @@ def adapted(thing: Any) -> Explainer | None:
 
 
 @dataclass(frozen=True, eq=False)
-class BoundExplainer(Explainer):
+class _OfOneModel(Explainer):
+    """What explains one model alone: an object that another package set up, or finished maps."""
+
+    home: Any = field(default=None, kw_only=True)
+    """The snapshot of the model that it explains, known once it has met a task; None: any unperturbed one."""
+
+    def at_home(self, task: Task) -> Self:
+        """The same for the model of this task."""
+        return replace(self, home=task.predictor.source)
+
+    def _is_home(self, task: Task) -> bool:
+        found = task.predictor
+        return found.weights is None and (self.home is None or found.source is self.home)
+
+
+@dataclass(frozen=True, eq=False)
+class BoundExplainer(_OfOneModel):
     """An explainer of shap or lime as its maker set it up: it uses its own model, whose rows are not counted.
 
-    It can be scored by its maps, not by how they move with the model's weights: for that give `from_shap` a
-    function that makes it for a model.
+    A `shap.TreeExplainer` is set up anew, in the same way, for another estimator of trees. The others are
+    scored by their maps, not by how these move with the model: for that give `from_shap` a function.
     """
 
     bound: Any = None
@@ -405,15 +423,30 @@ class BoundExplainer(Explainer):
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "version": self.version, "settings": "as its maker set it up"}
 
+    @property
+    def one_model(self) -> str:  # type: ignore[override]
+        if type(self.bound).__name__ == "TreeExplainer":
+            return ""
+        return (
+            "it is bound to its own model and does not move with the task's; give "
+            "vd.explainers.from_shap a function (predict, background) -> explainer instead"
+        )
+
     def inapplicable_reason(self, task: Task) -> str | None:
         if task.side:
             return "it evaluates the model on rows alone, and this task has side inputs"
-        if task.reference is not task:
-            return (
-                "it is bound to its own model and does not move with the task's; give "
-                "vd.explainers.from_shap a function (predict, background) -> explainer instead"
-            )
+        movable = not self.one_model and getattr(task.predictor.source.module, "estimator", None) is not None
+        if not self._is_home(task) and not (movable and task.predictor.weights is None):
+            return self.one_model or "it reads trees, and this model has none"
         return super().inapplicable_reason(task)
+
+    def _for(self, task: Task) -> Any:
+        """The other package's explainer of this task's model."""
+        if self._is_home(task):
+            return self.bound
+        how = {"feature_perturbation": self.bound.feature_perturbation}
+        how["model_output"] = self.bound.model.model_output
+        return type(self.bound)(task.predictor.source.module.estimator, self.bound.data, **how)
 
     def attribute(self, task: Task, context: Context) -> Tensor:
         # the rows as the model's own package knows them: a data frame where the task came from one
@@ -424,7 +457,7 @@ class BoundExplainer(Explainer):
         with torch.enable_grad(), seeded(context.key):
             if hasattr(self.bound, "explain_instance"):
                 return torch.stack([self._by_lime(task, row, n) for n, row in enumerate(np.asarray(rows))])
-            return explained_output(_shap_values(self.bound, rows, {}), task, self.name)
+            return explained_output(_shap_values(self._for(task), rows, {}), task, self.name)
 
     def _by_lime(self, task: Task, row: Any, sample: int) -> Tensor:
         def probabilities(some: Any) -> Any:
@@ -437,6 +470,57 @@ class BoundExplainer(Explainer):
         for feature, weight in found.as_map()[target]:
             values[feature] = weight
         return values
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedMaps(_OfOneModel):
+    """Maps that are there already, as an explainer of the samples and outputs they were made for."""
+
+    made: Explanation | None = None
+    """The maps."""
+    one_model: ClassVar[str] = "its maps are finished, so it cannot be asked for those of another model"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "given" if self.made is None else self.made.explainer
+
+    def to_json(self) -> dict[str, Any]:
+        assert self.made is not None
+        digest = hashlib.sha256(self.made.values.detach().cpu().numpy().tobytes()).hexdigest()
+        return {"name": self.name, "version": self.version, "settings": f"finished maps {digest[:16]}"}
+
+    def at_home(self, task: Task) -> Self:
+        made = None if self.made is None else self.made.matching(task)
+        return replace(self, home=task.predictor.source, made=made)
+
+    def rows_per_sample(self, task: Task) -> int:
+        return 0
+
+    def inapplicable_reason(self, task: Task) -> str | None:
+        if not self._is_home(task):
+            return self.one_model
+        rows, made = self._rows(task), self.made
+        if made is None or rows is None or not torch.equal(made.draw_ids.cpu()[rows], task.draw_ids.cpu()):
+            return "its maps are finished, and they explain other inputs than these"
+        if not torch.equal(made.targets.cpu()[rows], task.targets.cpu()):
+            return (
+                "its maps are finished, and explain other outputs than the task does; take "
+                "task.with_targets(explanation.targets)"
+            )
+        return None
+
+    def _rows(self, task: Task) -> list[int] | None:
+        """Which of the maps those of this task's samples are; None where one is missing."""
+        assert self.made is not None
+        place = {name: row for row, name in enumerate(self.made.ids.tolist())}
+        found = [place.get(name) for name in task.ids.tolist()]
+        return None if None in found else found  # type: ignore[return-value]
+
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        reason = self.inapplicable_reason(task)
+        if reason is not None or self.made is None:
+            raise NotApplicableError(f"'{self.name}': {reason}")
+        return self.made.values[self._rows(task)].to(task.device)
 
 
 def explained_output(values: Any, task: Task, name: str) -> Tensor:

@@ -57,6 +57,8 @@ class Explainer(Settings):
 
     exact: ClassVar[bool] = True
     """Whether completeness holds of each map, so that one far from it is at fault; else in the mean."""
+    one_model: ClassVar[str] = ""
+    """Why it cannot explain another model than the one it was made for; empty where it can."""
 
     def _expected_sum(self, task: Task, key: Key) -> Tensor | None:
         """What the values of each sample must sum to (n,); None where the method does not say."""

@@ -156,6 +156,7 @@ class Transform(Explainer):
     needs: ClassVar[Any] = taken_from("explainer", "needs")
     stochastic: ClassVar[Any] = taken_from("explainer", "stochastic")
     control: ClassVar[Any] = taken_from("explainer", "control")
+    one_model: ClassVar[Any] = taken_from("explainer", "one_model")
     paper: ClassVar[Any] = taken_from("explainer", "paper")
 
     def __post_init__(self) -> None:

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from veridical._version import __version__
-from veridical.api import as_metric, labelled
+from veridical.api import as_method, as_metric, labelled
 from veridical.core.allowed import Between, Count, Index
 from veridical.core.key import Key
 from veridical.core.settings import checked, holds_code
 from veridical.errors import InputError, unknown_name
-from veridical.explainers import as_explainer
 from veridical.jobs import Store, content_hash, resume
 from veridical.meta.consistency import MIN_SAMPLES
 from veridical.meta.perturbations import Strength, amounts, check_head, check_tests, plan
@@ -118,7 +117,7 @@ def meta_evaluate(
     """
     task = task if device is None else task.to(device)
     metrics = labelled(metrics, as_metric)
-    explainers = labelled(explainers, as_explainer)
+    explainers = labelled(explainers, lambda thing: as_method(thing, task))
     if not metrics:
         raise InputError("give at least one metric to meta-evaluate")
     if len(explainers) < 2:

@@ -10,13 +10,13 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from veridical.api import as_explanation, as_metric
+from veridical.api import as_explanation, as_method, as_metric
 from veridical.core.allowed import Between, Count
 from veridical.core.key import Key
 from veridical.core.progress import track
 from veridical.core.settings import checked
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer, as_explainer
+from veridical.explainers.base import Explainer
 from veridical.explainers.transforms import Inverted
 from veridical.metrics.base import CONSTANT, AnyMetric, ExplainerMetric, Metric
 from veridical.models.context import Context
@@ -233,7 +233,7 @@ def standing(
         else:
             columns, sample, how = _sampled(task, maps, draws, level)
     else:
-        method = as_explainer(explanation)
+        method = as_method(explanation, task)
         method.check(task)
         before = task.predictor.meter.cost
         missing = constant = torch.zeros(len(task), dtype=torch.bool, device=task.device)
