@@ -437,7 +437,7 @@ MANY: dict[str, tuple[object, str]] = {
         r"3,000 for each of 40.*samples=3000",
     ),
     "score": (lambda t: vd.score("pixel_flipping", t, "random"), r"40 samples under 30 masks, each with 100"),
-    "score an explainer": (lambda t: vd.score("max_sensitivity", t[:3], "lime", draws=1), r"'lime' 51,200"),
+    "score an explainer": (lambda t: vd.score("max_sensitivity", t[:3], "lime", draws=1), r"'lime' 51,100"),
     "evaluate": (
         lambda t: vd.evaluate(t[:2], ["occlusion", "rise", "lime", "gradient"], "sparseness"),
         r"maps of 4 explainers, 102,400 of them '(rise|lime)' 51,200 for each of 2",

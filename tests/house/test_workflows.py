@@ -12,8 +12,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-# `make test` and `make test-extras` run this very test; `make docs wheel` belongs to test-extras
-RUN_ELSEWHERE = {"make test", "make test-extras", "make docs", "make wheel"}
+# `make test` and `make test-extras` run this very test and make the docs
+RUN_ELSEWHERE = {"make test", "make test-extras", "make docs"}
 
 
 def steps() -> list[tuple[str, str]]:
@@ -49,6 +49,10 @@ def test_tests_run_on_every_python_that_the_package_claims() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "command"), [step for step in steps() if step[1] not in RUN_ELSEWHERE])
 def test_what_a_workflow_runs_passes_in_a_clean_checkout(file: str, command: str, tmp_path: Path) -> None:
+    if "--require-hashes" in command:
+        pytest.skip("it downloads 3 GB of packages; scripts/hash_pins.py wrote what it installs")
+    if file == "release.yml":
+        pytest.importorskip("hatchling", reason="what a release builds with is in requirements-hashed.txt")
     checkout = tmp_path / "checkout"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(checkout)], check=True)
     (checkout / ".venv").symlink_to(Path(sys.prefix), target_is_directory=True)

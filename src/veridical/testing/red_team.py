@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
+from veridical.core.allowed import Index
 from veridical.core.key import Key
 from veridical.errors import unknown_name
 from veridical.explainers.base import Explainer, as_explainer
@@ -458,13 +459,13 @@ class PartialLie(Explainer):
 
     lie: str = "hidden_feature"
     """A name in `veridical.testing.red_team.PARTIAL_LIES`."""
-    most: int = 0
+    most: Index = 0
     """The feature that is used most, for lies about a feature; `partial_lies` finds it."""
-    least: int = 1
+    least: Index = 1
     """The feature that is used least."""
     other: Any = None
     """Another trained model of the same kind, for `half_other_model`."""
-    draw: int = 0
+    draw: Index = 0
     """Which draw of noise `half_noise` adds."""
     paper: ClassVar[str] = "red team"
 
