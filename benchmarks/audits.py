@@ -1,10 +1,12 @@
 """Whole audits: rows by purpose, seconds beside the same rows without anything around them, and peak memory.
 
     python -m benchmarks.audits --out FOLDER [--cell digits] [--effort quick] [--seeds 0 1] [--device cuda]
+                                [--workers 16] [--minutes 8]
     python -m benchmarks.audits --out FOLDER --tables      # from what is there, nothing runs
 
-Every cell runs in a process of its own, so that its peak memory is its own, and is kept as one JSON file: a
-run that was ended goes on with what is missing. `--cell` takes the cells whose name begins so. Cells: tasks
+Every cell runs in a process of its own, so that its peak memory is its own, and is kept as a line of
+`audits.jsonl`: a run that was ended goes on with what is missing. With `--workers` several run at once, and
+seconds are no measure. `--cell` takes the cells whose name begins so. Cells: tasks
 (digits, breast_cancer, boosted trees on eight columns, reviews, MiniLM-sized text, ResNet-50 photos), and
 growth with samples, columns, methods and outputs.
 """
@@ -12,15 +14,13 @@ growth with samples, columns, methods and outputs.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +32,7 @@ import veridical as vd
 from benchmarks.networks import resnet50
 from benchmarks.results import machine, sentence
 from benchmarks.timing import bare
+from replications.common import work_off
 from veridical.auditing import jobs
 from veridical.auditing.measured_effects import measured_effects
 from veridical.meta import planted_damage
@@ -204,45 +205,65 @@ def bare_seconds(task: vd.Task, cost: vd.models.Cost) -> float:
 # --- tables -----------------------------------------------------------------------------------------------
 
 
-def tables(folder: Path) -> str:
-    """What is in a folder, as Markdown: a row for each cell, the mean over its seeds, and rows by purpose."""
+def tables(found: Sequence[dict[str, Any]]) -> str:
+    """Results as Markdown: a row for each cell, the mean over its seeds; rows by purpose; steadiness."""
     by_name: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*.json")):
-        one = json.loads(path.read_text(encoding="utf-8"))
-        by_name.setdefault(f"{one['cell']}, {one['effort']}", []).append(one)
+    for one in found:
+        if "error" not in one:
+            by_name.setdefault(f"{one['cell']}, {one['effort']}", []).append(one)
     if not by_name:
         return "Nothing was measured."
 
     def mean(many: list[dict[str, Any]], what: str) -> float:
         return sum(one[what] for one in many) / len(many)
 
-    head = [
-        "audit",
-        "seeds",
-        "samples",
-        "rows forward",
-        "backward",
-        "expected",
-        "CPU s",
-        "x bare",
-        "peak MiB",
-    ]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    head = ["audit", "seeds", "samples", "rows forward", "most", "backward", "expected", "CPU s", "x bare"]
+    lines = [*_head([*head, "peak MiB"])]
     for name, many in by_name.items():
         ratio = mean(many, "seconds") / max(1e-9, mean(many, "bare seconds"))
         counts = [f"{mean(many, what):,.0f}" for what in ("samples", "forward", "backward", "expected")]
+        counts.insert(2, f"{max(one['forward'] for one in many):,}")
         last = [f"{mean(many, 'cpu seconds'):.1f}", f"{ratio:.1f}", f"{mean(many, 'peak MiB'):,.0f}"]
         lines.append("| " + " | ".join([name, str(len(many)), *counts, *last]) + " |")
     purposes = list(
         dict.fromkeys(what for many in by_name.values() for one in many for what in one["purposes"])
     )
-    lines += ["", "| audit | " + " | ".join(purposes) + " |", "|" + "---|" * (1 + len(purposes))]
+    lines += ["", *_head(["audit", *purposes])]
     for name, many in by_name.items():
         total = sum(one["forward"] for one in many)
         parts = [sum(one["purposes"].get(what, 0) for one in many) / max(1, total) for what in purposes]
         lines.append("| " + " | ".join([name, *(f"{part:.1%}" for part in parts)]) + " |")
+    differ = ["pairs of seeds", "methods", "differ in trust, mean", "most", "opposite words", "same first"]
+    lines += ["", *_head(["audit", *differ])]
+    for name, many in by_name.items():
+        if len(many) > 1:
+            lines.append("| " + " | ".join([name, *steadiness(many)]) + " |")
     facts = next(iter(by_name.values()))[0]["machine"]
     return "\n".join([sentence(facts), "", *lines])
+
+
+def _head(cells: Sequence[str]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |", "|" + "---|" * len(cells)]
+
+
+def steadiness(many: Sequence[dict[str, Any]]) -> list[str]:
+    """How audits of other samples' order and draws differ: in whom they trust, and whom they name first."""
+    good = ("trusted", "provisional")
+    apart, opposite, pairs = [], 0, list(combinations(many, 2))
+    for a, b in pairs:
+        words = [(a["status"][name], b["status"][name]) for name in set(a["status"]) & set(b["status"])]
+        apart.append(sum((one in good) != (other in good) for one, other in words))
+        opposite += sum("refuted" in two and bool(set(two) & set(good)) for two in words)
+    named = Counter(one["leading"][0] for one in many if one["leading"])
+    first = named.most_common(1)[0][0] if named else ""
+    holds = sum(first in one["leading"] for one in many)
+    counts = [len(pairs), len(many[0]["status"]), f"{sum(apart) / len(pairs):.2f}", max(apart), opposite]
+    return [*map(str, counts), f"{first} leads in {holds} of {len(many)}"]
+
+
+def work(job: tuple[str, str, int, str, int]) -> dict[str, Any]:
+    """One cell, in a process of its own."""
+    return measure(*job)
 
 
 def main() -> None:
@@ -252,28 +273,29 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1, help="cells that run at once")
+    parser.add_argument("--minutes", type=float, default=1e5, help="after these whatever still runs is ended")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--also", nargs="*", type=Path, default=[], help="audits.jsonl of earlier runs")
     parser.add_argument("--tables", action="store_true", help="run nothing")
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    wanted = [name for name in cells() if name.startswith(tuple(given.cell))]
-    for seed in () if given.tables else given.seeds:
-        for name in wanted:
-            path = given.out / f"{name.replace(' ', '-')}-{given.effort}-{given.device}-{seed}.json"
-            if path.exists():
-                continue
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
-                try:
-                    made = alone.submit(
-                        measure, name, given.effort, seed, given.device, given.threads
-                    ).result()
-                except Exception as error:  # the other cells go on
-                    print(f"{name}: {error}", flush=True)
-                    continue
-            path.write_text(json.dumps(made, indent=1), encoding="utf-8")
-            print(f"{name}, seed {seed}: {made['forward']:,} rows, {made['cpu seconds']:.1f} s", flush=True)
-    (given.out / "tables.md").write_text(tables(given.out) + "\n", encoding="utf-8")
-    print(tables(given.out))
+    jobs = {
+        f"{name}, {given.effort}, {given.device}, seed {seed}": (
+            name,
+            given.effort,
+            seed,
+            given.device,
+            given.threads,
+        )
+        for seed in given.seeds
+        for name in cells()
+        if name.startswith(tuple(given.cell))
+    }
+    minutes = 0.0 if given.tables else given.minutes
+    file = given.out / "audits.jsonl"
+    found = work_off(jobs, work, file, given.workers, minutes, given.also, alone=True)
+    (given.out / "tables.md").write_text(tables(found) + "\n", encoding="utf-8")
+    print(tables(found))
 
 
 if __name__ == "__main__":

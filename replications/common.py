@@ -7,12 +7,19 @@ there are left out and named, the others run one after the other, and what they 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
+
+Work = TypeVar("Work")
 
 ROOT = Path(__file__).resolve().parents[1]
 MNIST = ("mnist/mnist_lenet.pt", "mnist/t10k-images-idx3-ubyte.gz", "mnist/t10k-labels-idx1-ubyte.gz")
@@ -131,3 +138,68 @@ def told(
     ran = count - len(failed) - len(left_out)
     print(f"{ran} of {count} parts ran; results are in {out}")
     return 1 if failed or not ran else 0
+
+
+# --- long runs that go on where they ended ----------------------------------------------------------------
+
+
+def work_off(
+    jobs: Mapping[str, Work],
+    work: Callable[[Work], dict[str, Any]],
+    file: Path,
+    workers: int = 1,
+    minutes: float = 1e5,
+    also: Sequence[Path] = (),
+    alone: bool = False,
+) -> list[dict[str, Any]]:
+    """The results of all jobs that are done, by this run and earlier ones, in the order of `jobs`.
+
+    Each is kept as a line of `file` as soon as it is there, and is not done again; one with an "error" is.
+    After so many minutes whatever still runs is ended. `also` names files of other runs; `alone` gives every
+    job a process of its own.
+    """
+    end, kept = time.time() + 60 * minutes, dict[str, dict[str, Any]]()
+    for place in (*also, file):
+        lines = place.read_text(encoding="utf-8").splitlines() if place.is_file() else []
+        kept |= {name: result for name, result in map(json.loads, lines) if name in jobs}
+    todo = [(name, job) for name, job in jobs.items() if "error" in kept.get(name, {"error": ""})]
+    if not todo or minutes <= 0:
+        return [kept[name] for name in jobs if name in kept]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    # leaving the pool ends what still runs
+    with context.Pool(workers, maxtasksperchild=1 if alone else None) as pool, file.open("a") as out:
+        done = pool.imap_unordered(partial(_one, work), todo)
+        for count in range(1, len(todo) + 1):
+            try:
+                name, result = done.next(timeout=max(0.0, end - time.time()))
+            except multiprocessing.TimeoutError:
+                print(f"time is up: {len(todo) + 1 - count} of {len(jobs)} are not done", flush=True)
+                break
+            kept[name] = result
+            out.write(json.dumps([name, result]) + "\n")
+            out.flush()
+            said = result.get("error") or f"{result.get('seconds', 0):.0f} s"
+            print(f"{count} of {len(todo)}, {name}: {said}", flush=True)
+    return [kept[name] for name in jobs if name in kept]
+
+
+def _one(work: Callable[[Work], dict[str, Any]], job: tuple[str, Work]) -> tuple[str, dict[str, Any]]:
+    """A job in a process of its own, on one thread; what raises is told, not lost."""
+    import torch
+
+    torch.set_num_threads(1)
+    name, what = job
+    try:
+        return name, work(what)
+    except Exception as error:
+        return name, {"error": f"{type(error).__name__}: {error}"}
+
+
+def rounded(value: Any) -> Any:
+    """The same plain data with four digits of each number."""
+    if isinstance(value, Mapping):
+        return {name: rounded(held) for name, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(held) for held in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,7 +1,7 @@
 """What an audit's verdict rests on, tried out: python -m replications.verdict --out FOLDER [--quick]
 
 Its statistics on simulated units (betting, groups), and whole audits of independent worlds in
-which explainers cheat (audits). Nothing is downloaded.
+which explainers and models lie (lies). Nothing is downloaded.
 """
 
 import sys
@@ -11,10 +11,9 @@ from replications.common import Part, main
 PARTS = (
     Part("betting", ("-m", "replications.verdict.betting", "--out", "{out}"), quick=("--repeats", "300")),
     Part("groups", ("-m", "replications.verdict.groups", "--out", "{out}"), quick=("--repeats", "10")),
-    Part("audits", ("-m", "replications.verdict.audits", "--out", "{out}"), quick=("--audits", "2")),
     Part(
         "lies",
-        ("-m", "replications.verdict.lies", "--out", "{out}/lies"),
+        ("-m", "replications.verdict.lies", "--out", "{out}"),
         quick=("--families", "linear", "--seeds", "1", "--samples", "24", "--effort", "glance"),
     ),
     Part(

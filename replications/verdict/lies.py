@@ -3,7 +3,7 @@
     python -m replications.verdict.lies --out results [--families linear wine] [--seeds 10] [--samples 64]
 
 Every audit has other rows, and another model where the family trains one (`worlds.py`). Every finished audit
-is kept under its content hash, so that the same call goes on after it was ended. Families on which
+is kept as a line of `lies.jsonl`, so that the same call goes on after it was ended. Families on which
 thresholds were set are summed up apart from the others. There are four kinds of audits:
 
     lies        honest methods, the red team and partial lies together, as in a user's audit
@@ -20,20 +20,19 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from scipy.special import betaincinv
 
 import veridical as vd
+from replications.common import rounded, work_off
 from replications.verdict import worlds
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.explainers import Explainer, as_explainer
-from veridical.jobs import Store, content_hash, resume
 from veridical.testing import PartialLie, partial_lies, red_team
 from veridical.testing.red_team import ABOUT_A_FEATURE, CHEATS, HALF, IN_SOME_SAMPLES
 from veridical.testing.scaffolds import DETECTORS, Scaffold
@@ -46,7 +45,6 @@ HONEST = (
     "lime",
     "occlusion",
 )
-KIND = "audits"
 SHOWS = 0.7
 """The grade below which a half blend is given away."""
 WINS = 0.8
@@ -66,13 +64,6 @@ class Job(NamedTuple):
     samples: int
     effort: str
     kind: str
-    late: float
-    """After this time it is not started."""
-
-    @property
-    def hash(self) -> str:
-        """What its result is kept under."""
-        return content_hash([vd.__version__, torch.__version__, *self[:-1]])
 
 
 def scaffolded(task: vd.Task, seed: int) -> vd.Task:
@@ -101,36 +92,33 @@ def members(job: Job, task: vd.Task) -> dict[str, Explainer]:
 
 
 def audited(job: Job) -> dict[str, Any]:
-    """One audit in a process of its own; what raises is a result without methods."""
-    about = {"family": job.family, "seed": job.seed, "kind": job.kind}
-    if time.time() > job.late:
-        return {**about, "late": True}
-    torch.set_num_threads(1)
+    """One audit as plain data."""
     start = time.time()
-    try:
-        task = worlds.make(job.family, job.seed, job.samples)
-        if job.kind == "scaffold":
-            task = scaffolded(task, job.seed)
-        found = vd.audit(
-            task,
-            explainers=members(job, task),
-            effort=job.effort,
-            samples=job.samples,
-            seed=job.seed,
-            concepts=(),
-            progress=False,
-        )
-    except Exception as error:
-        return {**about, "error": f"{type(error).__name__}: {error}"}
-    return {
-        **about,
+    task = worlds.make(job.family, job.seed, job.samples)
+    if job.kind == "scaffold":
+        task = scaffolded(task, job.seed)
+    found = vd.audit(
+        task,
+        explainers=members(job, task),
+        effort=job.effort,
+        samples=job.samples,
+        seed=job.seed,
+        concepts=(),
+        progress=False,
+    )
+    result = {
+        "family": job.family,
+        "seed": job.seed,
+        "kind": job.kind,
         "samples": found.verdict.samples,
         "seconds": time.time() - start,
         "rows": sum(cost.forward + cost.backward for cost in found.costs.values()),
         "why none": found.verdict.why_none,
         "leading": list(found.verdict.leading),
+        "failures": [f"{one.explainer}, {one.metric}: {one.message}" for one in found.evaluation.failures],
         "methods": {place.explainer: said_of(place) for place in found.ranking},
     }
+    return cast(dict[str, Any], rounded(result))
 
 
 def said_of(place: Any) -> dict[str, Any]:
@@ -139,7 +127,7 @@ def said_of(place: Any) -> dict[str, Any]:
     return {
         "word": place.status,
         "grade": None if grade is None else grade._asdict(),
-        "vetoes": [vars(veto) for veto in place.vetoes],
+        "vetoes": [vars(veto) for veto in place.vetoes if veto.fell or veto.samples],
         "tests": [[t.criterion, t.rival, t.state, t.rate, t.samples] for t in place.tests],
     }
 
@@ -278,6 +266,7 @@ def words_of(method: str, pairs: Sequence[tuple[str, str, Mapping[str, Any]]]) -
     vetoes = [veto["name"] for said in every for veto in said["vetoes"] if veto["fell"]]
     return {
         "audits": len(every),
+        "trusted in": sorted(family for family, name, said in pairs if name == method and trusted(said)),
         "words": {word: words.count(word) for word in sorted(set(words))},
         "grade": median(grades) if grades else None,
         "vetoes": {name: vetoes.count(name) for name in sorted(set(vetoes))},
@@ -285,28 +274,6 @@ def words_of(method: str, pairs: Sequence[tuple[str, str, Mapping[str, Any]]]) -
 
 
 # --- the run ----------------------------------------------------------------------------------------------
-
-
-def run(
-    jobs: Sequence[Job], store: Store, workers: int, progress: bool | None = None
-) -> list[dict[str, Any]]:
-    """The results of all audits that are done, those of earlier runs included."""
-
-    def load(hash: str, job: Job) -> dict[str, Any] | None:
-        kept = store.read_cell(KIND, hash)
-        return None if kept is None else kept[0]
-
-    def save(hash: str, job: Job, result: dict[str, Any]) -> None:
-        if "methods" in result:  # what failed or came too late is tried again
-            store.write_cell(KIND, hash, result)
-        said = result.get("error") or ("too late" if "late" in result else f"{result['seconds']:.0f} s")
-        print(f"{job.kind}, {job.family} {job.seed}: {said}", flush=True)
-
-    pairs = [(job.hash, job) for job in jobs]
-    if workers < 2:
-        return resume(pairs, audited, load=load, save=save, what="audits", progress=progress)
-    with ProcessPoolExecutor(workers) as pool:
-        return resume(pairs, audited, load=load, save=save, executor=pool, what="audits", progress=progress)
 
 
 def main() -> None:
@@ -323,7 +290,8 @@ def main() -> None:
     )
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--minutes", type=float, default=1e9, help="no audit is started after this time")
+    parser.add_argument("--minutes", type=float, default=1e5, help="after these whatever still runs is ended")
+    parser.add_argument("--also", nargs="*", type=Path, default=[], help="lies.jsonl of earlier runs")
     given = parser.parse_args()
     if given.data is not None:
         os.environ["VERIDICAL_DATA"] = str(given.data.resolve())
@@ -333,21 +301,26 @@ def main() -> None:
     ]
     for name in sorted(set(given.families) - set(there)):
         print(f"left out: {name} (the data folder lacks {worlds.NEEDS[name]})")
-    late = time.time() + 60 * given.minutes
     # seed by seed, so that a run that is ended has audits of every family
     jobs = [
-        Job(family, given.first + i, given.samples, given.effort, kind, late)
+        Job(family, given.first + i, given.samples, given.effort, kind)
         for i in range(given.seeds)
         for kind in given.kinds
         for family in there
         if kind != "scaffold" or family in worlds.COLUMNS_ONLY
     ]
     if given.reference:
-        jobs += [
-            Job(family, given.first, given.reference, given.effort, "reference", late) for family in there
-        ]
-    found = summary(run(jobs, Store(given.out), given.workers))
-    (given.out / "lies.json").write_text(json.dumps(found, indent=1))
+        jobs += [Job(family, given.first, given.reference, given.effort, "reference") for family in there]
+    results = work_off(
+        {" ".join(map(str, job)): job for job in jobs},
+        audited,
+        given.out / "lies.jsonl",
+        given.workers,
+        given.minutes,
+        given.also,
+    )
+    found = summary(results)
+    (given.out / "lies.json").write_text(json.dumps(rounded(found), indent=1))
     for part in ("tuning", "report"):
         for what, row in found[part]["groups"].items():
             low, high = f"{row['low']:.1%}", f"{row['high']:.1%}"

@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from replications.verdict import worlds
+from scipy.special import betaincinv
+
 from replications.verdict.betting import FAIR, RATES
 from replications.verdict.groups import SCENARIOS, SIZES
+from veridical.testing.red_team import ABOUT_A_FEATURE, CHEATS, HALF, IN_SOME_SAMPLES
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -89,30 +92,52 @@ def group_tables(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def audit_tables(found: dict[str, Any]) -> dict[str, str]:
-    """Cheats that were trusted, and methods that should be."""
-    cheats = [
-        [f"`{name}`", row["audits"], row["trusted"], percent(row["upper bound"]), ", ".join(row["where"])]
-        for name, row in found["cheats"].items()
-        if row["audits"]
+def lie_tables(found: dict[str, Any]) -> dict[str, str]:
+    """What the verdict says of lies and honest methods, on families it was tuned on and on others."""
+    groups = [
+        [what, *(share(found[part]["groups"][what]) for part in ("report", "tuning"))]
+        for what in found["report"]["groups"]
     ]
-    honest = []
-    for family in worlds.MAKERS:
-        for name in worlds.GOOD:
-            row = found["honest"].get(f"{family}: {name}")
-            if row:
-                known = "yes" if row["known to be right"] else ""
-                honest.append([family, f"`{name}`", known, f"{row['trusted']} of {row['audits']}"])
-    names = [name for name in found["cheats"] if any(name in row for row in found["ablation"].values())]
-    asked = [
-        [rule, *(row.get(name, 0) for name in names), *(row.get(name, 0) for name in worlds.GOOD)]
-        for rule, row in found["ablation"].items()
-    ]
+    names = sorted({name for part in ("report", "tuning") for name in found[part]["methods"]})
+    lists: dict[str, list[list[object]]] = {"cheats": [], "partial lies": [], "honest": []}
+    for name in names:
+        here = [
+            found[part]["methods"][name] for part in ("report", "tuning") if name in found[part]["methods"]
+        ]
+        counts = Counter[str]()
+        for one in here:
+            counts.update(one["words"])
+        where = Counter(family for one in here for family in one["trusted in"])
+        audits, good = sum(one["audits"] for one in here), counts["trusted"] + counts["provisional"]
+        told = ", ".join(f"{family} {count}" for family, count in where.items())
+        grades = [f"{one['grade']:.0%}" for one in here if one["grade"] is not None]
+        row: list[object] = [f"`{name}`", audits, good]
+        if name in CHEATS:
+            lists["cheats"].append([*row, percent(upper_bound(good, audits)), told])
+        else:
+            kind = "partial lies" if name in ABOUT_A_FEATURE | HALF | IN_SOME_SAMPLES else "honest"
+            words = ("refuted", "not decided", "adds nothing shown")
+            lists[kind].append([*row, *(counts[word] for word in words), ", ".join(grades)])
+    head = ["method", "audits", "trusted"]
+    words_of = [*head, "refuted", "not decided", "adds nothing", "median grade, fresh and tuning"]
     return {
-        "questions": table(["what is asked", *(f"`{name}`" for name in (*names, *worlds.GOOD))], asked),
-        "cheats": table(["cheat", "audits", "trusted", "95% upper bound", "where"], cheats),
-        "honest": table(["world", "method", "known to be right", "trusted"], honest),
+        "lies": table(["what is counted", "fresh families", "tuning families"], groups),
+        "cheats": table([*head, "95% upper bound", "where"], lists["cheats"]),
+        "partial lies": table(words_of, lists["partial lies"]),
+        "honest": table(words_of, lists["honest"]),
     }
+
+
+def share(row: dict[str, Any]) -> str:
+    """A share with its interval."""
+    if not row["pairs"]:
+        return "-"
+    return f"{percent(row['share'])} [{percent(row['low'])}, {percent(row['high'])}] of {row['pairs']}"
+
+
+def upper_bound(hits: int, audits: int, level: float = 0.95) -> float:
+    """The largest rate that makes as few hits as these not unlikely (one-sided, Clopper and Pearson 1934)."""
+    return 1.0 if hits >= audits else float(betaincinv(hits + 1, audits - hits, level))
 
 
 def stability_tables(found: dict[str, Any]) -> dict[str, str]:
@@ -161,7 +186,7 @@ def main() -> None:
     makers = {
         "betting": betting_tables,
         "groups": group_tables,
-        "audits": audit_tables,
+        "lies": lie_tables,
         "stability": stability_tables,
         "near": near_tables,
     }

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 import veridical as vd
 from replications.verdict import worlds
-from replications.verdict.audits import WITHOUT_DESCRIPTION
 from scripts import product_reviews as writing
 from veridical.auditing.effort import EFFORTS
 from veridical.core.key import Key
@@ -129,7 +128,7 @@ def one(job: tuple[str, int, str]) -> dict[str, Any]:
     start = time.time()
     try:
         task, explainers = TASKS[name](seed)
-        plan = replace(EFFORTS[effort], **WITHOUT_DESCRIPTION)
+        plan = replace(EFFORTS[effort], describe=False)
         found = vd.audit(task, explainers=explainers, effort=plan, seed=seed, concepts=(), progress=False)
     except Exception as error:
         return {"task": name, "seed": seed, "effort": effort, "error": f"{type(error).__name__}: {error}"}

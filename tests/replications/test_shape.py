@@ -2,12 +2,14 @@
 
 import importlib
 import pickle
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from replications.common import ROOT, WHERE, Part, main
+from replications.common import ROOT, WHERE, Part, main, work_off
 from replications.metaquantus.data import pickled_arrays
 from veridical.cli.replicate import PAPERS
 
@@ -84,3 +86,19 @@ def test_pickled_arrays_are_read_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(pickle.UnpicklingError, match="only arrays"):
         pickled_arrays(tmp_path / "bad.npy")
     assert not (tmp_path / "ran").exists()
+
+
+def slept(seconds: float) -> dict[str, Any]:
+    time.sleep(seconds)
+    if not seconds:
+        raise ValueError("nothing to do")
+    return {"slept": seconds}
+
+
+def test_a_long_run_keeps_what_is_done_stops_in_time_and_goes_on(tmp_path: Path) -> None:
+    jobs, file = {"none": 0.0, "short": 0.01}, tmp_path / "results.jsonl"
+    found = work_off(jobs, slept, file, workers=2)
+    assert found == [{"error": "ValueError: nothing to do"}, {"slept": 0.01}]
+    more = {"short": 0.01, "long": 500.0}
+    assert work_off(more, slept, tmp_path / "more.jsonl", minutes=1e-4, also=[file]) == [{"slept": 0.01}]
+    assert len(file.read_text().splitlines()) == 2

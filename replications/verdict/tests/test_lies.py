@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from scipy.stats import binomtest
 
 import veridical as vd
 from replications.verdict import lies, worlds
-from veridical.jobs import Store
 
 
 def said(word: str, grade: float | None = None, rate: float = 0.9) -> dict[str, Any]:
@@ -86,26 +84,6 @@ def test_words_and_grades_are_counted() -> None:
     assert found["report"]["groups"]["in some samples: refuted or not decided"]["share"] == 0.0
     assert found["report"]["audits"]["lies"] == 1
     assert len(found["errors"]) == 1
-
-
-def test_a_finished_audit_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[int] = []
-
-    def made(job: lies.Job) -> dict[str, Any]:
-        done.append(job.seed)
-        about = {"family": job.family, "seed": job.seed, "kind": job.kind}
-        return {**about, "error": "no"} if job.seed == 1 else {**about, "seconds": 1.0, "methods": {}}
-
-    monkeypatch.setattr(lies, "audited", made)
-    jobs = [lies.Job("linear", seed, 24, "glance", "lies", 0.0) for seed in range(3)]
-    first = lies.run(jobs, Store(tmp_path), 1, progress=False)
-    again = lies.run([job._replace(late=1.0) for job in jobs], Store(tmp_path), 1, progress=False)
-    assert done == [0, 1, 2, 1]  # what failed is tried again
-    assert first == again
-
-
-def test_nothing_is_started_too_late() -> None:
-    assert lies.audited(lies.Job("linear", 0, 24, "glance", "lies", 0.0))["late"]
 
 
 def test_families_are_apart() -> None:

@@ -1,14 +1,12 @@
 """The proof of the verdict's statistics and the audits with cheats, at a size that takes seconds."""
 
 import importlib
-from pathlib import Path
 
 import pytest
 import torch
 
 from replications.common import ROOT
-from replications.verdict import audits, betting, groups, worlds
-from veridical.auditing.evidence import SIZE
+from replications.verdict import betting, groups, lies, worlds
 from veridical.functional import betting_p
 from veridical.testing.red_team import CHEATS
 
@@ -80,49 +78,11 @@ def test_trained_worlds_have_a_split_and_a_model_of_their_own() -> None:
     assert (one.predictions == one.labels).double().mean() > 0.85
 
 
-def test_bounds_and_shares_are_counted_by_hand() -> None:
-    assert audits.upper_bound(4, 200) == pytest.approx(0.045, abs=5e-4)
-    assert audits.upper_bound(0, 200) == pytest.approx(1 - 0.05 ** (1 / 200))
-
-    def row(family: str, **trusted: bool) -> dict[str, object]:
-        methods = {
-            name: {
-                "trusted": t,
-                "tests": [["removal", "random", 0.9, 0.001, 64], ["randomisation", SIZE, 0.5, 1 - t, 64]],
-            }
-            for name, t in trusted.items()
-        }
-        return {"family": family, "methods": methods}
-
-    told = audits.summary(
-        [
-            row("linear", occlusion=True, constant=False, edges=True),
-            row("linear", occlusion=False, constant=False),
-            row("digits", occlusion=True, constant=False),
-            {"family": "digits", "seed": 1, "error": "no"},
-        ]
-    )
-    assert told["audits"] == 3
-    assert told["cheats"]["edges"] == {
-        "audits": 1,
-        "trusted": 1,
-        "where": ["linear"],
-        "upper bound": 1.0,
-    }
-    assert told["cheats"]["constant"]["trusted"] == 0
-    assert told["true methods trusted"] == 0.5
-    assert told["audits that trust any cheat"] == 1
-    assert len(told["errors"]) == 1
-    least, *_, most = told["ablation"].values()
-    assert least == {"occlusion": 3, "constant": 3, "edges": 1}
-    assert most == {"occlusion": 2, "edges": 1}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["linear", "interactions"])
-def test_an_audit_trusts_true_methods_and_no_cheat(family: str, tmp_path: Path) -> None:
-    found = audits.audit(family, 1000, 64)
-    trusted = {name for name, method in found["methods"].items() if method["trusted"]}
+def test_an_audit_trusts_true_methods_and_no_cheat(family: str) -> None:
+    found = lies.audited(lies.Job(family, 1000, 64, "quick", "lies"))
+    trusted = {name for name, said in found["methods"].items() if lies.trusted(said)}
     assert set(worlds.TRUE[family]) <= trusted
     assert not trusted & set(CHEATS)
     assert not found["failures"]
