@@ -3,7 +3,9 @@
 Each shard is a seed. Some calls are made again under another plan, and some in another process, backwards and
 with other hashes of texts: the numbers agree, or it is said. Nightly:
 
-python scripts/fuzz.py --calls 10000 --shards 10 --mutations 20000 --seed 7 --out fuzz.json
+python scripts/fuzz.py --calls 1000 --shards 100 --workers 16 --mutations 20000 --seed 7 --out fuzz.json
+
+After `--minutes` no more shards begin; what was done is told and kept.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
@@ -43,8 +49,11 @@ def again(count: int, seed: int) -> dict[str, str]:
     return made
 
 
-def shard(count: int, seed: int) -> dict[str, Any]:
-    """One seed: what became of its calls, and which digests another process does not find."""
+def shard(count: int, seed: int, until: float) -> dict[str, Any] | None:
+    """One seed: what became of its calls, and which digests another process does not find; None if late."""
+    if time.time() > until:
+        return None
+    torch.set_num_threads(1)
     began = time.process_time()
     tally = calls.run(count, seed)
     other = again(count, seed)
@@ -69,13 +78,23 @@ def main() -> int:
     parser.add_argument("--mutations", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--out", type=Path, help="a JSON file of all shards")
+    parser.add_argument("--workers", type=int, default=1, help="shards at a time, each in a process")
+    parser.add_argument("--minutes", type=float, default=1e6, help="when no more shards begin")
     given = parser.parse_args()
-    shards: list[dict[str, Any]] = []
-    for seed in range(given.seed, given.seed + given.shards):
-        shards.append(shard(given.calls, seed))
-        print(*(f"{name} {value}" for name, value in shards[-1].items() if name != "wrong"), flush=True)
-        if given.out:
-            given.out.write_text(json.dumps({"commit": commit(), "shards": shards}, indent=1))
+    until, shards = time.time() + 60 * given.minutes, []
+    seeds = range(given.seed, given.seed + given.shards)
+    with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
+        for ended in as_completed([pool.submit(shard, given.calls, seed, until) for seed in seeds]):
+            if (found := ended.result()) is None:
+                continue
+            shards.append(found)
+            print(*(f"{name} {value}" for name, value in found.items() if name != "wrong"), flush=True)
+            if given.out:
+                given.out.write_text(json.dumps({"commit": commit(), "shards": shards}, indent=1))
+    total: Counter[str] = Counter()
+    for each in shards:
+        total.update(each["outcomes"])
+    print(f"{sum(each['calls'] for each in shards):,} calls in {len(shards)} shards: {dict(total)}")
     wrong = [line for each in shards for line in each["wrong"]]
     with tempfile.TemporaryDirectory() as where:
         changed = mutations.run(given.mutations, given.seed, Path(where))

@@ -349,7 +349,7 @@ KINDS: dict[str, tuple[Callable[[systems.Draw], Any], float]] = {
     "task": (task_alone, 10),
     "values": (values, 8),
     "study": (study, 6),
-    "system": (systems.one, 6),
+    "system": (systems.one, 20),
 }
 PLANNED = {"score", "explain", "system"}
 """Kinds of calls that may be made under any plan."""

@@ -110,7 +110,7 @@ def score_gef(chance: Draw) -> Any:
         "normalise": [True, False],
         "mean_then_correlate": [True, False],
         "same_direction": [True, False],
-        "path": ["isotonic", (0.1, 0.2, 0.4)],
+        "path": ["fitted", (0.1, 0.2, 0.4)],
     }
     given: dict[str, Any] = {which: chance.choice(drawn[which]) for which in chance.some(drawn, 0, 3)}
     given = {"levels": 3, "draws": 2, "steps": 2, "output_draws": 2, **given}
@@ -122,7 +122,7 @@ def score_gef(chance: Draw) -> Any:
 def noise(chance: Draw) -> Any:
     one = task(chance)
     verbs: list[Callable[[], Any]] = [
-        lambda: gef.find_path(one, **chance.given({"levels": 3, "draws": 2, "rule": "isotonic"})),
+        lambda: gef.find_path(one, **chance.given({"levels": 3, "draws": 2, "rule": "fitted"})),
         lambda: gef.assumptions(
             one, **chance.given({"levels": 2, "draws": 2, "mask_steps": 3, "search_draws": 2})
         ),

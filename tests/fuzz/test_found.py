@@ -14,6 +14,7 @@ from torch import nn
 
 import veridical as vd
 from tests.fuzz.calls import Any2D, Pictures, broken
+from veridical.concepts.methods.decompositions import unmixing
 from veridical.core.key import Key
 from veridical.errors import VeridicalError
 from veridical.meta.dependence import permuted, random_maps
@@ -95,6 +96,10 @@ for odd in (torch.tensor(1.0), np.array(1.0), torch.ones(2), np.ones(2)):
     ODD_CALLS[f"metrics {odd!r}"] = lambda odd=odd: vd.evaluate(known(), ["gradient"], odd)
 for odd in ({"a": 1}, 3, [None], torch.ones(2)):
     ODD_CALLS[f"side {odd!r}"] = lambda odd=odd: vd.fidelity.finetune(known(), train_side=odd, epochs=1)
+
+
+def test_independent_components_of_an_output_with_one_row() -> None:
+    assert unmixing(torch.zeros(1, 1, dtype=torch.float64), Key(0), 5).isfinite().all()
 
 
 def test_arrays_are_taken_where_several_numbers_are() -> None:

@@ -1,6 +1,6 @@
 """Whatever is called: a right answer, a flag, or a VeridicalError; the same under other plans and elsewhere.
 
-The seed says how to make a call again. Nightly: `python scripts/fuzz.py --calls 10000 --shards 10`.
+The seed says how to make a call again. Nightly: 100 shards of scripts/fuzz.py.
 """
 
 from pathlib import Path
@@ -21,13 +21,13 @@ def told(tally: calls.Tally) -> str:
 
 @pytest.mark.parametrize("part", range(3))
 def test_random_calls(part: int, capsys: pytest.CaptureFixture[str]) -> None:
-    tally = calls.run(800, SEED + part)
+    tally = calls.run(500, SEED + part)
     with capsys.disabled():
         print(f" [seed {SEED + part}: {dict(tally.outcomes)}]", end="")
     assert not tally.wrong, told(tally)
-    assert tally.outcomes["answer"] > 150
-    assert tally.outcomes["refused"] > 150
-    assert tally.outcomes["under another plan"] > 50
+    assert tally.outcomes["answer"] > 100
+    assert tally.outcomes["refused"] > 100
+    assert tally.outcomes["under another plan"] > 40
 
 
 def test_another_process_has_the_same_answers_in_another_order() -> None:

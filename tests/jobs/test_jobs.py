@@ -131,10 +131,17 @@ def test_a_lease_counts_while_its_process_lives(tmp_path, monkeypatch, change, l
 
 
 @pytest.mark.parametrize(
-    "note", [{}, [], {"pid": "x"}, {"plan": 1, "name": 2, "host": 3, "pid": [], "at": 5}]
+    "note",
+    [
+        *({}, [], {"pid": "x"}, {"plan": 1, "name": 2, "host": 3, "pid": [], "at": 5}),
+        *({"at": "now"}, {"pid": -1}, {"pid": 0}, {"pid": 10**30}, {"began": []}),
+    ],
 )
 def test_what_is_no_lease_stops_nobody(tmp_path, note):
     store = Store(tmp_path)
+    if set(note) & {"at", "pid", "began"} and len(note) == 1:
+        whole = {"plan": "p", "name": "n", "host": lease.socket.gethostname(), "pid": os.getpid()}
+        note = {**whole, "began": "", "at": time.time(), **note}
     store.write_json("leases/odd.json", note, "lease", 2, "odd")
     with Lease(store, "mine", "m") as mine:
         assert not mine.shared

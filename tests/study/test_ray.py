@@ -24,7 +24,7 @@ from veridical import study as studies
 from veridical.auditing import audit
 from veridical.errors import InputError, StudyError
 from veridical.jobs import RayPool
-from veridical.jobs.ray import bound_to
+from veridical.jobs.ray import HEAD_LOST, NODE_LOST, bound_to
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.extras
@@ -275,14 +275,22 @@ def test_a_lost_node_of_this_machine_is_a_sentence_a_status_and_no_lease(held, t
     assert resumed.status().complete
 
 
-def test_a_head_that_is_gone_is_said_in_a_sentence():
+def test_what_is_gone_is_said_in_a_sentence():
     gone = socket.socket()
     gone.bind(("127.0.0.1", 0))
-    pool = RayPool()
-    pool._head = f"127.0.0.1:{gone.getsockname()[1]}"
+    address = f"127.0.0.1:{gone.getsockname()[1]}"
     gone.close()
-    with pytest.raises(StudyError, match=r"the head of the Ray cluster .* is gone.*resume"):
-        pool.check()
+    for said in (HEAD_LOST, NODE_LOST):
+        pool = RayPool()
+        pool._needed[address] = said
+        with pytest.raises(StudyError, match=r"(head|node) .*(gone|lost).*resume.*does not answer"):
+            pool.check()
+
+
+def test_both_head_and_node_are_asked(cluster):
+    with RayPool() as pool:
+        pool.submit(divmod, 3, 2).result()
+        assert list(pool._needed.values()) == [HEAD_LOST, NODE_LOST]
 
 
 def test_an_audit_on_ray_has_the_bits_of_one_process():

@@ -230,9 +230,10 @@ def audit(
         if finetuned is not None:
             elimination.panel = panel = choose_metrics(task, plan, finetuned, wanted, metrics)
     with clock("randomisation"):
+        given = None if others is None else given_models(task, others)  # refused though nobody asks them
         copies, why = None, "it was not required"
         if "randomisation" in wanted and not why_none:
-            copies, why = other_models(task, seed) if others is None else (given_models(task, others), "")
+            copies, why = other_models(task, seed) if given is None else (given, "")
     if copies is None and not why_none:
         elimination.absent["randomisation"] = why
     if copies is not None and why:

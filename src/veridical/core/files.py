@@ -224,10 +224,9 @@ def limit(name: str) -> int:
     text = os.environ.get(variable)
     if text is None:
         return LIMITS[name][0]
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"{variable} is a whole number, got '{text}'") from None
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise InputError(f"{variable} is a whole number from 0, got '{text}'")
+    return int(text)
 
 
 def check_limit(name: str, amount: float, source: str) -> None:

@@ -112,8 +112,11 @@ class Lease:
 
 
 def _lives(plan: str, name: str, host: str, pid: int, began: str, at: float) -> bool:
+    age = abs(time.time() - at)
     if host != socket.gethostname() or os.name == "nt":
-        return abs(time.time() - at) <= DEAD_SECONDS
+        return age <= DEAD_SECONDS
+    if pid < 1:  # a signal to many
+        return False
     now = process_start(pid)
     # another process may have the number of one that is gone
     return now is not None and (now == began or "" in (now, began))

@@ -36,6 +36,10 @@ NODE_LOST = (
     "the Ray node of this machine was lost, and the run with it; what is finished is kept: run this again "
     "(veridical resume FOLDER), which goes on from there"
 )
+HEAD_LOST = (
+    "the head of the Ray cluster is gone; what is finished is kept: start it again and run this again "
+    "(veridical resume FOLDER), which goes on from there"
+)
 
 
 class RayPool(Executor):
@@ -88,6 +92,8 @@ class RayPool(Executor):
         self._nodes: list[dict[str, float]] = []
         self._checked = 0.0
         self._threads: ThreadPoolExecutor | None = None
+        self._needed: dict[str, str] = {}
+        """What has to answer, by its address, with what is said where it does not."""
 
     # --- calls --------------------------------------------------------------------------------------
 
@@ -156,25 +162,19 @@ class RayPool(Executor):
         return max(sum(_fits(node, self.resources) for node in self._alive()), 1) + 1
 
     def check(self) -> None:
-        """Raise where the cluster's head is gone; Ray itself would wait, and then end this process."""
-        host, _, port = self._head.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-        except OSError:
-            raise StudyError(
-                f"the head of the Ray cluster at {host}:{port} is gone; what is finished is kept: start the "
-                "cluster again and run this again (veridical resume FOLDER), which goes on from there"
-            ) from None
+        """Raise where the head or this machine's node is gone; Ray would wait, and then end this process."""
+        for address, said in self._needed.items():
+            host, _, port = address.rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), timeout=5).close()
+            except OSError:
+                raise StudyError(f"{said} ({address} does not answer)") from None
 
     def _alive(self) -> list[dict[str, float]]:
         """What each living node has, read at most once per second."""
         if time.monotonic() - self._checked >= 1.0:
             self.check()
-            try:
-                alive = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
-            except Exception:
-                self.check()
-                raise
+            alive = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
             if self._node not in alive:
                 raise StudyError(NODE_LOST)  # Ray will end this process, sooner or later
             nodes = list(alive.values())
@@ -195,7 +195,10 @@ class RayPool(Executor):
         self._ours = connect(*self._given)
         self._threads = ThreadPoolExecutor(MOST_CALLS)
         context = self._ray.get_runtime_context()
-        self._head, self._node = str(context.gcs_address), context.get_node_id()
+        self._node = context.get_node_id()
+        (own,) = (node for node in self._ray.nodes() if node["NodeID"] == self._node)
+        self._needed[str(context.gcs_address)] = HEAD_LOST
+        self._needed[f"{own['NodeManagerAddress']}:{own['NodeManagerPort']}"] = NODE_LOST
         # a worker that has seen one GPU cannot change to another, so it serves once where there are several
         several = any(node.get("GPU", 0) > 1 for node in self._alive())
         self._remote = self._ray.remote(max_calls=int(several))(work)
@@ -208,7 +211,7 @@ class RayPool(Executor):
                 self._ray.shutdown()
         if self._threads is not None:
             self._threads.shutdown(wait, cancel_futures=True)
-        self._ray, self._threads, self._ours = None, None, False
+        self._ray, self._threads, self._ours, self._needed = None, None, False, {}
 
 
 def work(fn: Callable[..., Any], sent: list[Any], tasks: list[dict[str, Any]], named: dict[str, Any]) -> Any:

@@ -318,7 +318,8 @@ class Predictor:
                 raise
             raise ModelError(
                 f"the model ran on one row and raised {type(error).__name__} on {len(x)} rows of shape "
-                f"{tuple(x.shape[1:])}, some of which may be masked: {error}"
+                f"{tuple(x.shape[1:])}, some of which may be masked: {error}. If it takes fewer at once, "
+                "say so: plan=vd.Plan(rows=4), or 2, or 1"
             ) from error
 
 

@@ -185,7 +185,8 @@ def settings(evaluation: Scored) -> dict[str, Any]:
     shared: dict[str, Any] = {}
     for (who, what), scores in evaluation.scores.items():
         held = dict(scores.provenance)
-        metrics.setdefault(what, held.pop("metric", {}))
+        found = {"path found": held["path"]} if "path" in held else {}
+        metrics.setdefault(what, {**held.pop("metric", {}), **found})
         explainers.setdefault(who, held.pop("explainer", {}))
         for name in ("seed", "plan", "device", "fill", "torch"):
             if name in held:

@@ -263,8 +263,10 @@ def read_plan(store: Store) -> StudyPlan:
         plan = StudyPlan.model_validate(store.read_json(FILE, KIND, FORMAT))
         next(plan.groups(), None)  # what fits together is found by using it
         return plan
-    except (ValueError, LookupError, TypeError, ArithmeticError) as error:
-        raise FormatError(f"{store.folder}/{FILE} is damaged ({error}); {again}") from None
+    except FormatError as error:
+        raise FormatError(f"{error}; {again}") from None
+    except (ValueError, LookupError, TypeError, ArithmeticError):
+        raise FormatError(f"{store.folder}/{FILE} is damaged: it is no plan of a study; {again}") from None
     except FileNotFoundError:
         raise FormatError(f"{store.folder} holds no study (there is no {FILE}); {again}") from None
 

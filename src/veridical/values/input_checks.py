@@ -148,6 +148,7 @@ def _is_numbers(value: Any) -> bool:
 
 def home_of(model: Any, device: torch.device | str | None) -> tuple[torch.device, torch.dtype | None]:
     """Where the model lives and in which precision it computes."""
+    as_device(torch.get_default_device(), here=False)  # what is made on meta holds no numbers
     held = [p for p in model.parameters() if p.is_floating_point()] if isinstance(model, nn.Module) else []
     places = {p.device for p in held}
     if len(places) > 1:

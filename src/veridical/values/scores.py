@@ -288,6 +288,11 @@ class Scores:
         low, high = self.ci()
         notes = "".join(f"; {count} flagged '{reason}'" for reason, count in self.flagged.items())
         who = visible(f" of {self.explainer}") if self.explainer else ""
+        path = self.provenance.get("path")
+        if isinstance(path, Mapping) and {"sigma_max", "rule"} <= set(
+            path
+        ):  # of GEF: a setting that was found
+            notes += f"; noise up to {path['sigma_max']:.3g}, {path['rule']} path"
         return (
             f"Scores {self.metric}{who}: mean {self.mean(skip_nan=True):.4f} [{low:.4f}, {high:.4f}] "
             f"over {len(self)} samples ({self.direction} is better{notes}), cost {self.cost}"
