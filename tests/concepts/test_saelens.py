@@ -26,7 +26,6 @@ WHY = {
     "temporal": "the texts before",
     "checkpoint batchtopk": "save_inference_model",
     "checkpoint matryoshka": "save_inference_model",
-    "matching pursuit": "atom by atom",
 }
 REFUSED = {n: why for n in CONFIGS for part, why in WHY.items() if part in n}
 ANSWERED = [n for n in CONFIGS if n not in REFUSED]

@@ -1,24 +1,25 @@
-"""Sparse dictionaries: codes, atoms, and files of our own, of SAELens and of overcomplete."""
+"""Sparse dictionaries: codes, atoms, and files of our own and of the packages that train them."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Head
 from veridical.core.files import write_file
+from veridical.data.files import read_arrays
 from veridical.errors import FormatError, InputError, NotApplicableError
 
-Activation = Literal["topk", "abstopk", "relu", "tanh_relu", "jumprelu"]
+Activation = Literal["topk", "abstopk", "relu", "tanh_relu", "jumprelu", "pursuit"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +47,40 @@ class Dictionary:
     """Whether the encoder takes the decoder's bias out of h first."""
     scale: Tensor | None = None
     """s (atoms,): what codes are multiplied by at last; None for 1."""
+    steps: int = 0
+    """Atoms that a pursuit, which has no encoder, picks at most."""
+    left: float = 0.0
+    """A pursuit is done with a row once what is left of it is shorter; 0 sets no such bound."""
+    repeats: bool = False
+    """Whether a pursuit goes on after a step that brought no new atom."""
+    hook: str | None = None
+    """The layer it was trained on, as its file names it; a bench of another layer is refused."""
+    model: str | None = None
+    """The model it was trained on, as its file names it."""
 
     def codes(self, h: Tensor) -> Tensor:
         """Activations (N, 1, atoms)."""
         h = h.to(self.encoder)
-        before = (h - self.decoder_bias if self.centred else h) @ self.encoder.T + self.encoder_bias
-        codes = self.activate(before)
+        h = h - self.decoder_bias if self.centred else h
+        pursued = self.activation == "pursuit"
+        codes = self._pursue(h) if pursued else self.activate(h @ self.encoder.T + self.encoder_bias)
         return (codes if self.scale is None else codes * self.scale)[:, None]
+
+    def _pursue(self, left: Tensor) -> Tensor:
+        """Matching pursuit: `p_k += (r . d_k)+` for the atom with the largest product, step by step."""
+        codes = left.new_zeros(len(left), len(self.decoder))
+        going = torch.ones(len(left), 1, dtype=torch.bool, device=left.device)
+        for _ in range(self.steps):
+            value, at = (left @ self.decoder.T).clamp(min=0).max(1, keepdim=True)
+            value, new = value * going, codes.gather(1, at) == 0
+            codes.scatter_add_(1, at, value)
+            left = left - value * self.decoder[at[:, 0]]
+            going &= (value > 0) & (new | self.repeats)
+            if self.left > 0:
+                going &= left.norm(dim=-1, keepdim=True) >= self.left
+            if not bool(going.any()):
+                break
+        return codes
 
     def encode(self, h: Tensor) -> Tensor:
         """Activations (..., atoms) of embeddings (..., D), whatever stands in front."""
@@ -84,7 +112,13 @@ class Dictionary:
         return replace(self, **held)  # type: ignore[arg-type]
 
     def unit(self) -> Dictionary:
-        """The same function with atoms of length 1, in float64: codes grow by what atoms shrink."""
+        """The same function with atoms of length 1, in float64: codes grow by what atoms shrink.
+
+        Atoms of a pursuit keep their length: at another one the pursuit would be another.
+        """
+        if self.activation == "pursuit":
+            held = {name: getattr(self, name).double() for name in _ARRAYS[:4]}
+            return replace(self, **held)
         length = self.decoder.double().norm(dim=-1).clamp(min=1e-300)
         return replace(
             self,
@@ -106,7 +140,7 @@ class Dictionary:
 
 
 _ARRAYS = ("encoder", "encoder_bias", "decoder", "decoder_bias", "threshold", "scale")
-_PLAIN = ("activation", "active", "centred")
+_PLAIN = ("activation", "active", "centred", "steps", "left", "repeats", "hook", "model")
 
 
 def save(dictionary: Dictionary, path: str | Path) -> Path:
@@ -125,16 +159,21 @@ def save(dictionary: Dictionary, path: str | Path) -> Path:
         Where it was written.
     """
     held = {name: getattr(dictionary, name) for name in _ARRAYS}
-    arrays = {name: tensor.detach().contiguous() for name, tensor in held.items() if tensor is not None}
+    arrays = {n: t.detach().contiguous().clone() for n, t in held.items() if t is not None}
     about = json.dumps({name: getattr(dictionary, name) for name in _PLAIN})
     return write_file(path, to_bytes(arrays, {"dictionary": about}), private=False)
 
 
 def load(path: str | Path) -> Dictionary:
-    """Read a dictionary: a file that `save` wrote, or a folder that SAELens wrote.
+    """Read a dictionary from disk, whoever wrote it.
 
-    A plain .safetensors file of arrays `encoder` (atoms, D), `encoder_bias`, `decoder` (atoms, D) and
-    `decoder_bias` is read too, as a ReLU dictionary, or a JumpReLU one where it holds a `threshold`.
+    - a .safetensors file that `save` wrote, or one of plain arrays `encoder` (atoms, D), `encoder_bias`,
+      `decoder` (atoms, D) and `decoder_bias`: ReLU, or JumpReLU where it holds a `threshold`
+    - a folder of SAELens (`load_saelens`), of sparsify (`cfg.json`, `sae.safetensors`) or of
+      dictionary_learning (`config.json`, `ae.pt`)
+    - Gemma Scope's `params.npz`, or the folder that holds it
+
+    Layer and model, where a file names them, are kept as `hook` and `model`.
 
     Parameters
     ----------
@@ -153,11 +192,30 @@ def load(path: str | Path) -> Dictionary:
     """
     place = Path(path)
     if place.is_dir():
-        return load_saelens(place)
+        known = {"sae_weights.safetensors", "sae.safetensors", "ae.pt", "params.npz"}
+        there = sorted(known & {file.name for file in place.iterdir()})
+        if not there:
+            raise FormatError(
+                f"{place} holds none of {', '.join(sorted(known))}: it is no dictionary's folder"
+            )
+        place = place / there[0]
     if not place.is_file():
         raise FormatError(f"{place} is neither a file nor a folder")
+    if place.name == "sae_weights.safetensors":
+        return load_saelens(place.parent)
+    if place.name == "sae.safetensors":
+        return _sparsify(place)
+    if place.suffix == ".npz":
+        layer = re.search(r"layer_\d+", str(place.resolve().parent))
+        hook = {} if layer is None else {"hook_name": layer[0]}
+        config = {"architecture": "jumprelu", "apply_b_dec_to_input": False, **hook}
+        return _read(config, _arrays(place), place)
+    if place.suffix in (".pt", ".pth", ".bin"):
+        return _dictionary_learning(place)
+    if place.suffix != ".safetensors":
+        raise FormatError(f"{place.name} is no .safetensors, .npz or .pt file, nor a dictionary's folder")
+    arrays = _arrays(place)
     with safe_open(place, "pt") as held:
-        arrays: dict[str, Tensor] = {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
         about = json.loads((held.metadata() or {}).get("dictionary", "{}"))
     missing = [name for name in _ARRAYS[:4] if name not in arrays]
     unknown = sorted(set(arrays) - set(_ARRAYS)) + sorted(set(about) - set(_PLAIN))
@@ -166,12 +224,46 @@ def load(path: str | Path) -> Dictionary:
         raise FormatError(f"{place} is no dictionary: it lacks {lacks} and holds {holds} besides")
     usual = {"activation": "jumprelu" if "threshold" in arrays else "relu"}
     parts: dict[str, Any] = {**arrays, **usual, **about}
-    found = Dictionary(**parts)
+    return _checked(Dictionary(**parts), place)
+
+
+def _arrays(file: Path) -> dict[str, Tensor]:
+    """The tensors in a file; nothing in it is run."""
+    if file.suffix in (".npz", ".safetensors"):
+        return {name: torch.as_tensor(array) for name, array in read_arrays(file).items()}
+    try:
+        held = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged bytes make the formats below torch's raise anything
+        raise FormatError(f"{file.name} is no file of weights that torch reads: {error}") from error
+    if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
+        raise FormatError(f"{file.name} holds no state_dict of tensors")
+    return held
+
+
+def _config(file: Path) -> dict[str, Any]:
+    """The settings beside the weights."""
+    if not file.is_file():
+        raise FormatError(f"{file.parent} holds no {file.name} beside the weights")
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FormatError(f"{file} is no JSON: {error}") from error
+    if not isinstance(held, dict):
+        raise FormatError(f"{file} holds no settings by name")
+    return held
+
+
+def _checked(found: Dictionary, place: Path) -> Dictionary:
+    if found.decoder.dim() != 2:
+        raise FormatError(
+            f"{place}: atoms have shape {tuple(found.decoder.shape)}, expected (atoms, dimensions)"
+        )
     width, dimension = found.decoder.shape
     shapes = {"encoder": (width, dimension), "encoder_bias": (width,), "decoder_bias": (dimension,)}
     for name, shape in (shapes | {"threshold": (width,), "scale": (width,)}).items():
-        if name in arrays and arrays[name].shape != shape:
-            raise FormatError(f"{place}: {name} has shape {tuple(arrays[name].shape)}, expected {shape}")
+        held = getattr(found, name)
+        if held is not None and held.shape != shape:
+            raise FormatError(f"{place}: {name} has shape {tuple(held.shape)}, expected {shape}")
     return found
 
 
@@ -236,6 +328,7 @@ _NEEDED = {
     "abstopk": ("W_enc", "b_enc"),
     "jumprelu": ("W_enc", "b_enc", "threshold"),
     "gated": ("W_enc", "b_gate", "b_mag", "r_mag"),
+    "matching_pursuit": (),
 }
 """Architectures that can be read, with the arrays each needs beside `W_dec` and `b_dec`."""
 
@@ -243,7 +336,6 @@ _REFUSED = {
     "transcoder": "a transcoder gives another layer than it reads",
     "temporal": "its codes depend on the texts before, not on one embedding",
     "batchtopk": "its codes depend on the batch in training; write it with SAELens' save_inference_model",
-    "matching_pursuit": "its codes are searched for atom by atom, and there is no encoder to give them",
 }
 """Architectures (ends of their names) that are no encoder and decoder of one layer, with why."""
 
@@ -251,8 +343,8 @@ _REFUSED = {
 def load_saelens(folder: str | Path) -> Dictionary:
     """Read a dictionary that SAELens wrote; `.concepts(head)` makes an explanation of it.
 
-    Standard, TopK, AbsTopK, JumpReLU (which BatchTopK and Matryoshka are saved as) and gated ones can be
-    read; transcoders, which give another layer than they read, and matching pursuit are refused. Arrays are
+    Standard, TopK, AbsTopK, JumpReLU (which BatchTopK and Matryoshka are saved as), gated ones and matching
+    pursuit can be read; transcoders, which give another layer than they read, are refused. Arrays are
     `W_enc` (D, atoms), `b_enc` (atoms,), `W_dec` (atoms, D), `b_dec` (D,), and others by architecture.
 
     Parameters
@@ -271,11 +363,14 @@ def load_saelens(folder: str | Path) -> Dictionary:
         A file or array is missing, or the architecture cannot be read: the message says why.
     """
     place = Path(folder)
-    for name in ("cfg.json", "sae_weights.safetensors"):
-        if not (place / name).is_file():
-            raise FormatError(f"{place} holds no {name}; expected a folder that SAELens wrote")
-    config: dict[str, Any] = json.loads((place / "cfg.json").read_text())
-    tensors = load_file(place / "sae_weights.safetensors")
+    if not (place / "sae_weights.safetensors").is_file():
+        raise FormatError(f"{place} holds no sae_weights.safetensors; expected a folder that SAELens wrote")
+    config, tensors = _config(place / "cfg.json"), _arrays(place / "sae_weights.safetensors")
+    return _read({**(config.get("metadata") or {}), **config}, tensors, place)
+
+
+def _read(config: dict[str, Any], tensors: dict[str, Tensor], place: Path) -> Dictionary:
+    """The dictionary of arrays and settings under SAELens' names."""
     architecture = str(config.get("architecture", "standard"))
     if architecture not in _NEEDED:
         known = (why for end, why in _REFUSED.items() if architecture.endswith(end))
@@ -285,9 +380,21 @@ def load_saelens(folder: str | Path) -> Dictionary:
         )
     missing = [n for n in ("W_dec", "b_dec", *_NEEDED[architecture]) if n not in tensors]
     if missing:
-        raise FormatError(f"{place / 'sae_weights.safetensors'} lacks {', '.join(missing)}")
+        raise FormatError(f"{place} lacks {', '.join(missing)}")
     _fold_scales(config, tensors)
-    decoder = tensors["W_dec"]
+    decoder, centre = tensors["W_dec"], tensors["b_dec"]
+    centred = bool(config.get("apply_b_dec_to_input", True))
+    origin: dict[str, Any] = {"hook": config.get("hook_name"), "model": config.get("model_name")}
+    if architecture == "matching_pursuit":
+        pursuit: dict[str, Any] = {
+            "steps": int(config.get("max_iterations") or decoder.shape[1]),
+            "left": float(config.get("residual_threshold", 1e-2)),
+            "repeats": not config.get("stop_on_duplicate_support", True),
+        }
+        # the bias is added only where it was taken away
+        centre, nothing = centre if centred else centre * 0, decoder.new_zeros(len(decoder))
+        found = Dictionary(decoder.clone(), nothing, decoder, centre, "pursuit", centred=centred)
+        return _checked(replace(found, **pursuit, **origin), place)
     encoder, bias, threshold = tensors["W_enc"].T, tensors.get("b_enc"), None
     activation: Any = architecture
     active = config.get("k") or (config.get("activation_fn_kwargs") or {}).get("k")
@@ -297,7 +404,7 @@ def load_saelens(folder: str | Path) -> Dictionary:
         encoder, bias = encoder * stretch[:, None], tensors["b_mag"]
         activation, threshold = "jumprelu", bias - tensors["b_gate"] * stretch
     elif architecture == "jumprelu":
-        threshold = tensors["threshold"]
+        threshold = tensors["threshold"].expand(len(encoder)).clone()
     elif architecture == "standard":
         named = str(config.get("activation_fn_str") or config.get("activation_fn") or "relu")
         activation = named.replace("-", "_")
@@ -308,13 +415,73 @@ def load_saelens(folder: str | Path) -> Dictionary:
     elif active is None:
         raise FormatError(f"a {activation} dictionary must say how many atoms are active: 'k' in cfg.json")
     assert bias is not None
+    length = decoder.norm(dim=-1).clamp(min=1e-30)
     if config.get("rescale_acts_by_decoder_norm") and architecture in ("topk", "abstopk"):
         # which atoms are largest is decided as if the decoder's had length 1
-        length = decoder.norm(dim=-1).clamp(min=1e-30)
         encoder, bias, decoder = encoder * length[:, None], bias * length, decoder / length[:, None]
-    centred = bool(config.get("apply_b_dec_to_input", True))
-    parts = (encoder.contiguous(), bias, decoder, tensors["b_dec"], activation)
-    return Dictionary(*parts, None if active is None else int(active), threshold, centred)
+    scale = None
+    if config.get("codes_of_unit_atoms"):
+        scale, decoder = length, decoder / length[:, None]
+    parts = (encoder.contiguous(), bias, decoder, centre, activation)
+    active = None if active is None else int(active)
+    return _checked(Dictionary(*parts, active, threshold, centred, scale, **origin), place)
+
+
+def _sparsify(file: Path) -> Dictionary:
+    """TopK of EleutherAI's sparsify, under SAELens' names; its folder is called as the layer is."""
+    config, held = _config(file.parent / "cfg.json"), _arrays(file)
+    if config.get("transcode") or config.get("skip_connection") or "W_skip" in held:
+        raise FormatError(f"{file.parent} is a transcoder, which gives another layer than it reads")
+    if config.get("activation", "topk") != "topk":
+        raise FormatError(f"{file.parent}: the activation is '{config['activation']}'; topk can be read")
+    own = {"architecture": "abstopk" if config.get("signed") else "topk", "k": config.get("k")}
+    return _read({**own, "hook_name": file.parent.resolve().name}, _renamed(held), file)
+
+
+_THEIRS = {
+    "encoder.weight": "W_enc",
+    "encoder.bias": "b_enc",
+    "decoder.weight": "W_dec",
+    "bias": "b_dec",
+    "decoder_bias": "b_dec",
+    "decoder.bias": "b_dec",
+    "gate_bias": "b_gate",
+    "mag_bias": "b_mag",
+}
+"""SAELens' names of what linear layers and their kin hold elsewhere."""
+
+
+def _renamed(held: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Arrays under SAELens' names; matrices of linear layers lie the other way."""
+    return {_THEIRS.get(n, n): t.T if n.endswith(".weight") else t for n, t in held.items()}
+
+
+def _dictionary_learning(file: Path) -> Dictionary:
+    """AutoEncoder, TopK, BatchTopK, Matryoshka, gated and JumpReLU of dictionary_learning."""
+    held = _arrays(file)
+    beside = file.parent / "config.json"
+    about = (_config(beside) if beside.is_file() else {}).get("trainer") or {}
+    kind, own = str(about.get("dict_class", "")), _renamed(held)
+    plain = "encoder.weight" not in held  # W_enc itself: JumpReLU, and Matryoshka, which has k too
+    if "threshold" in own and "k" in own and not plain and not kind:
+        raise FormatError(
+            f"{file} is TopK or BatchTopK, which a config.json beside it would say (trainer: dict_class)"
+        )
+    if "b_gate" in own:
+        architecture = "gated"
+    elif "threshold" in own and (plain or "BatchTopK" in kind):
+        architecture = "jumprelu"
+    else:
+        architecture = "topk" if "k" in own else "standard"
+    unit = architecture == "gated" or (plain and "k" not in own)
+    named = {"hook_name": about.get("submodule_name"), "model_name": about.get("lm_name")}
+    config = {
+        "architecture": architecture,
+        "k": int(own["k"]) if "k" in own else None,
+        "apply_b_dec_to_input": "decoder.bias" not in held and not (plain and "k" not in own),
+        "codes_of_unit_atoms": unit,
+    }
+    return _read(config | named, own, file)
 
 
 def _fold_scales(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
