@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -22,11 +23,19 @@ from veridical.dictionaries import (
     damaged,
     family,
     judge,
+    judge_one,
     plot_family,
     plot_trust,
     train,
 )
-from veridical.dictionaries.trust import agreement, concordance, separation, smallest_difference, verdict
+from veridical.dictionaries.trust import (
+    agreement,
+    beyond,
+    concordance,
+    separation,
+    smallest_difference,
+    verdict,
+)
 from veridical.errors import InputError
 from veridical.values.scores import Direction
 
@@ -141,6 +150,42 @@ def test_copies_of_a_loaded_dictionary_are_no_seeds(bench: Bench) -> None:
     assert "second dictionary" in found.refused["stability"]
     alone = judge(bench, RECIPE, seeds=3, entries={"trained": lambda *_: loaded}, measures=["tpp"])
     assert alone.table["verdict"].item() == "not decided"
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 5.0])
+def test_one_more_control_is_seldom_called_better(spread: float) -> None:
+    """The paired noise of samples against the spread over seeds: the bound is one-sided 2.5%."""
+    noise = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(1000):
+        shared = 3 * torch.randn(8, generator=noise)
+        four = spread * torch.randn(4, 1, generator=noise) + shared + torch.randn(4, 8, generator=noise)
+        found.append(beyond(four[0], four[1:])[1] > 0)
+    assert np.mean(found) <= 0.035
+    own, rest = torch.full((8,), 2.0), torch.tensor([[1.0], [1.2], [0.8]]).expand(3, 8)
+    mean, _, high = beyond(own, rest)
+    # Crawford and Howell: (2 - 1) / (s sqrt(1 + 1 / 3)) with two degrees of freedom
+    assert (mean, high - mean) == pytest.approx((1.0, 4.302653 * 0.2 * math.sqrt(4 / 3)), abs=1e-5)
+    assert math.isnan(beyond(own, rest[:2])[1])
+
+
+def test_one_dictionary_is_judged_beside_controls(bench: Bench) -> None:
+    own, read = train(bench.train, RECIPE, 7).dictionary, ["explained variance", "active atoms", "stability"]
+    found = judge_one(own, bench, RECIPE, measures=read)
+    rows = found.table.set_index("metric")
+    assert list(rows["verdict"]) == ["better", "not told apart"]
+    best = rows.iloc[0]
+    assert best["low"] < best["value"] < best["high"]
+    assert 0 < best["from"] < best["ahead by"] < best["to"]
+    assert "Better than every control: explained variance.\nNot told apart" in repr(found)
+    assert "second dictionary" in found.refused["stability"]
+    pair = {name: controls(bench)[name] for name in ("frozen decoder", "frozen encoder")}
+    random = pair["frozen decoder"](bench, RECIPE, Key(99))
+    assert "better" not in set(judge_one(random, bench, RECIPE, entries=pair, measures=FAST).table["verdict"])
+    for few in ({"seeds": 2, "entries": pair}, {"entries": {}}):
+        found = judge_one(own, bench, RECIPE, measures=["tpp"], **few)
+        assert list(found.table["verdict"]) == ["unknown"]
+        assert "Unknown (no controls, or fewer than 3 trainings of each): tpp." in repr(found)
 
 
 def test_damage_is_nested(bench: Bench) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference.dictionaries import auc, balanced
+from tests.reference.dictionaries import auc, balanced, saebench, taken_over
 from veridical.dictionaries import MEASURES, Bench, Dictionary, Subject, Superposition, TopK, probing, train
 from veridical.dictionaries.bench import fit, spliced_outputs
 from veridical.dictionaries.probing import _pairs
-from veridical.errors import NotApplicableError, ShapeError
+from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
 
 WORLD = Superposition(features=32, dimensions=12, active=3.0, groups=4)
 
@@ -83,15 +86,9 @@ def test_splicing_is_what_the_rest_of_the_model_answers(bench: Bench, subject: S
     outputs = bench.task.model.head(rebuilt).detach()
     own = torch.softmax(bench.task.outputs, 1)
     kl = (own * (own.log() - outputs.log_softmax(1))).sum(1)
-    loss = nn.functional.cross_entropy(outputs, bench.task.labels, reduction="none")
-    clean = nn.functional.cross_entropy(bench.task.outputs, bench.task.labels, reduction="none")
-    mean = bench.task.model.head(bench.train.mean(0).expand_as(rebuilt)).detach()
-    without = nn.functional.cross_entropy(mean, bench.task.labels, reduction="none")
     for part in range(8):
         here = rows_of(bench, part)
         assert float(read("kl", subject)[part]) == pytest.approx(float(kl[here].mean()), abs=1e-6)
-        top, low = without[here].mean() - loss[here].mean(), without[here].mean() - clean[here].mean()
-        assert float(read("loss recovered", subject)[part]) == pytest.approx(float(top / low), abs=1e-4)
 
 
 def test_probes_are_ridge_regressions_half_way_between_the_classes(bench: Bench) -> None:
@@ -108,7 +105,7 @@ def test_probes_are_ridge_regressions_half_way_between_the_classes(bench: Bench)
 
 
 def test_sparse_probing_is_the_auc_of_few_atoms(bench: Bench, subject: Subject) -> None:
-    chosen = probing.chosen_atoms(subject)
+    chosen = probing.chosen_atoms(subject, 4)
     codes, y = subject.train_codes.double(), bench.train_labels
     for label in range(6):
         on, off = codes[y[:, label]].mean(0), codes[~y[:, label]].mean(0)
@@ -142,7 +139,7 @@ def without(subject: Subject, atoms: Tensor) -> Tensor:
 
 
 def test_tpp_takes_atoms_out_and_asks_the_probes_again(bench: Bench, subject: Subject) -> None:
-    probes, chosen = bench.dense_probes, probing.chosen_atoms(subject)
+    probes, chosen = bench.dense_probes, probing.chosen_atoms(subject, 4)
     y, here = bench.labels.numpy(), rows_of(bench, 2)
     before = probes(bench.test).numpy() > 0.5
     found = []
@@ -157,7 +154,7 @@ def test_tpp_takes_atoms_out_and_asks_the_probes_again(bench: Bench, subject: Su
 
 
 def test_scr_mends_a_confounded_probe(bench: Bench, subject: Subject) -> None:
-    chosen, clean = probing.chosen_atoms(subject), bench.dense_probes
+    chosen, clean = probing.chosen_atoms(subject, 4), bench.dense_probes
     y = bench.labels.numpy()
     found = []
     for a, b in _pairs(bench.train_labels):
@@ -182,7 +179,7 @@ def test_scr_mends_a_confounded_probe(bench: Bench, subject: Subject) -> None:
 
 
 def test_absorption_row_by_row(bench: Bench, subject: Subject) -> None:
-    probes, chosen = bench.dense_probes, probing.chosen_atoms(subject)
+    probes, chosen = bench.dense_probes, probing.chosen_atoms(subject, 4)
     answers, decoder = probes(bench.test), subject.dictionary.decoder.double()
     found: list[list[float]] = [[] for _ in range(6)]
     for row in np.flatnonzero(rows_of(bench, 1)):
@@ -197,6 +194,151 @@ def test_absorption_row_by_row(bench: Bench, subject: Subject) -> None:
             found[label].append(float(silent and carried[most] > 0 and cosine >= 0.025))
     expected = np.mean([np.mean(each) for each in found if each])
     assert float(read("absorption", subject)[1]) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_probes_and_atoms_of_saebench_give_its_numbers(bench: Bench, subject: Subject, count: int) -> None:
+    whole = replace(bench, parts=1, probes="logistic", probe_atoms=count, tpp_atoms=count)
+    own = Subject(subject.dictionary, whole)
+    rows = (whole.train, own.train_codes, whole.train_labels, whole.test, own.codes, whole.labels)
+    arrays = [held.numpy() for held in (*rows, own.dictionary.decoder)]
+    tpp, probing = saebench(*arrays, count)
+    assert float(MEASURES["tpp"].evaluate(own)) == pytest.approx(tpp, abs=0.01)
+    assert float(MEASURES["sparse probing"].evaluate(own)) == pytest.approx(probing, abs=0.01)
+    parts = Subject(subject.dictionary, replace(whole, parts=8))
+    assert float(MEASURES["tpp"].evaluate(parts).mean()) == pytest.approx(tpp, abs=0.03)  # 32 rows a part
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("loss recovered", "mean"), ("loss recovered from zero", "zero")]
+)
+def test_loss_recovered_of_parts_is_that_of_all_rows(
+    bench: Bench, subject: Subject, name: str, change: str
+) -> None:
+    head, held = bench.task.model.head, subject.dictionary
+    nothing = torch.zeros_like(bench.test) if change == "zero" else bench.train.mean(0).expand_as(bench.test)
+    loss = [
+        nn.functional.cross_entropy(head(h), bench.task.labels).item()
+        for h in (nothing, held.decode(held.encode(bench.test)), bench.test)
+    ]
+    expected = (loss[0] - loss[1]) / (loss[0] - loss[2])
+    assert float(MEASURES[name].evaluate(Subject(held, replace(bench, parts=1)))) == pytest.approx(
+        expected, abs=1e-4
+    )
+    assert float(read(name, subject).mean()) == pytest.approx(expected, abs=0.01)
+
+
+class Words(nn.Module):
+    """Logits of the next token from one residual block, as a causal language model gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block, self.head = nn.Embedding(20, 6), nn.Linear(6, 6), nn.Linear(6, 20)
+
+    def states(self, tokens: Tensor) -> Tensor:
+        return torch.tanh(self.block(self.embed(tokens).cumsum(1)))
+
+    def forward(self, tokens: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.head(torch.tanh(self.block(self.embed(tokens).cumsum(1)))))
+
+
+def test_loss_and_kl_of_every_next_token() -> None:
+    torch.manual_seed(0)
+    model, tokens = Words(), torch.randint(0, 20, (12, 7))
+    for at in range(6):  # texts of which the model knows how they go on
+        tokens[:, at + 1] = model(tokens).logits[:, at].argmax(-1)
+    task = vd.Task(model, tokens, output=lambda found: found.logits[:, -1])
+    rows = vd.dictionaries.activations(task, "block", axis=-1)
+    bench = Bench(task, "block", rows, axis=-1, skip=1, parts=1, next_token=True)
+    held = train(rows, TopK(12, 20, 32, active=2)).dictionary
+    loss, kl = {"clean": [], "mean": [], "zero": [], "rebuilt": []}, []  # type: ignore[var-annotated]
+    with torch.no_grad():
+        for row in tokens:
+            before = model.block(model.embed(row).cumsum(0))
+            changed = {"clean": before, "mean": rows.mean(0).expand(7, 6), "zero": torch.zeros(7, 6)}
+            changed["rebuilt"] = held.decode(held.encode(before))
+            outputs = {n: model.head(torch.tanh(torch.cat([before[:1], h[1:]]))) for n, h in changed.items()}
+            for at in range(1, 6):  # the first token's state stays, and the last token has none after it
+                said = {n: logits[at].log_softmax(0) for n, logits in outputs.items()}
+                for name, log_p in said.items():
+                    loss[name].append(-float(log_p[row[at + 1]]))
+                kl.append(float((said["clean"].exp() * (said["clean"] - said["rebuilt"])).sum()))
+    mean = {name: np.mean(each) for name, each in loss.items()}
+    own = Subject(held, bench)
+    assert float(MEASURES["kl"].evaluate(own)) == pytest.approx(np.mean(kl), abs=1e-5)
+    for name, nothing in (("loss recovered", "mean"), ("loss recovered from zero", "zero")):
+        expected = (mean[nothing] - mean["rebuilt"]) / (mean[nothing] - mean["clean"])
+        assert float(MEASURES[name].evaluate(own)) == pytest.approx(expected, abs=1e-3)
+
+
+def test_atoms_that_are_properties_are_disentangled(bench: Bench, subject: Subject) -> None:
+    held = torch.randint(0, 2, (400, 5), generator=torch.Generator().manual_seed(0)).float()
+    model = nn.Sequential()
+    model.add_module("embed", nn.Linear(5, 5, bias=False))
+    model.add_module("head", nn.Linear(5, 3))
+    nn.init.eye_(model.embed.weight)
+    known = Bench(vd.Task(model, held), "embed", held, held > 0, held > 0, probe_atoms=1)
+    axes, nothing = torch.eye(5), torch.zeros(5)
+    for atoms, expected in ((axes, 1.0), (axes.roll(1, 0), 1.0), (torch.zeros(5, 5), 0.5)):
+        own = Subject(Dictionary(axes if expected < 1 else atoms, nothing, atoms, nothing), known)
+        assert torch.allclose(read("disentanglement", own), torch.full((8,), expected, dtype=torch.float64))
+    probes, chosen, decoder = bench.dense_probes, probing.chosen_atoms(subject, 4), subject.dictionary.decoder
+    scores = []
+    here = rows_of(bench, 3)
+    for number, atoms in enumerate(chosen):
+        taken = (subject.codes[bench.partners] - subject.codes)[:, atoms].double() @ decoder[atoms].double()
+        moved = probes(bench.test.double() + taken) > 0.5
+        wanted = bench.labels[bench.partners, number]
+        held_by = (probes(bench.test) > 0.5, moved, wanted, bench.labels[:, number])
+        scores.append(taken_over(*(each.numpy()[here] for each in held_by), number))
+    assert float(read("disentanglement", subject)[3]) == pytest.approx(np.mean(scores), abs=1e-9)
+    assert torch.equal(bench.row_part[bench.partners], bench.row_part)
+
+
+def test_density_is_counted_atom_by_atom(bench: Bench, subject: Subject) -> None:
+    here = (subject.codes != 0).numpy()[rows_of(bench, 4)].mean(0)
+    assert float(read("dead atoms", subject)[4]) == pytest.approx(np.mean(here == 0))
+    assert float(read("dense atoms", subject)[4]) == pytest.approx(np.mean(here > 0.1))
+    assert float(subject.density.sum()) == pytest.approx(float((subject.codes != 0).sum(1).double().mean()))
+
+
+@pytest.mark.parametrize(
+    ("hook", "layer", "fits"),
+    [
+        ("blocks.1.hook_resid_post", "layers.1", True),
+        ("blocks.2.hook_resid_pre", "layers.1", True),
+        ("blocks.1.hook_mlp_out", "layers.1.mlp", True),
+        ("resid_post_layer_1", "layers.1", True),
+        ("layers.1", "layers.1.mlp", True),  # no kind is named
+        ("blocks.1.hook_resid_pre", "layers.1", False),
+        ("blocks.0.hook_resid_post", "layers.1", False),
+        ("blocks.1.hook_mlp_out", "layers.1", False),
+        ("blocks.1.hook_attn_out", "layers.1.mlp", False),
+        (None, "layers.1", True),
+    ],
+)
+def test_a_dictionary_of_another_layer_is_refused(hook: str | None, layer: str, fits: bool) -> None:
+    bench = SimpleNamespace(
+        layer=layer,
+        train=torch.zeros(3, 12),
+        task=SimpleNamespace(predictor=SimpleNamespace(model=nn.Identity())),
+    )
+    own = replace(lossless(12), hook=hook)
+    if fits:
+        Subject(own, bench)  # type: ignore[arg-type]
+    else:
+        with pytest.raises(InputError, match="was trained on"):
+            Subject(own, bench)  # type: ignore[arg-type]
+
+
+def test_another_model_is_told_and_another_width_refused(bench: Bench) -> None:
+    bench.task.predictor.model.config = SimpleNamespace(name_or_path="org/gpt2")
+    Subject(replace(lossless(12), model="gpt2-small"), bench)
+    with pytest.warns(VeridicalWarning, match="pythia"):
+        Subject(replace(lossless(12), model="pythia-70m"), bench)
+    del bench.task.predictor.model.config
+    with pytest.raises(ShapeError, match="atoms have 6 dimensions"):
+        Subject(lossless(6), bench)
 
 
 def test_stability_is_1_with_itself_and_needs_a_sibling(bench: Bench, subject: Subject) -> None:

@@ -95,3 +95,53 @@ def permutation_p(better: list[float], worse: list[float]) -> float:
         hits += np.mean([both[i] for i in chosen]) - np.mean(rest) >= seen - 1e-12
         count += 1
     return hits / count
+
+
+def saebench(
+    train: np.ndarray,
+    train_codes: np.ndarray,
+    train_labels: np.ndarray,
+    test: np.ndarray,
+    codes: np.ndarray,
+    labels: np.ndarray,
+    decoder: np.ndarray,
+    count: int,
+) -> tuple[float, float]:
+    """TPP and sparse probing (AUC) with SAEBench's probes and its choice of atoms, on all rows at once."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+    def learn(x: np.ndarray, y: np.ndarray) -> LogisticRegression:
+        return LogisticRegression(max_iter=1000, class_weight="balanced").fit(x, y)
+
+    every = range(labels.shape[1])
+    probes = [learn(train, train_labels[:, i]) for i in every]
+    tpp, probing = [], []
+    for i in every:
+        on = train_labels[:, i]
+        apart = train_codes[on].mean(0) - train_codes[~on].mean(0)
+        effect = np.maximum(apart, 0) * (decoder @ probes[i].coef_[0])
+        taken = np.argsort(-effect)[:count]
+        without = test - codes[:, taken] @ decoder[taken]
+        drops = [
+            balanced_accuracy_score(labels[:, j], probes[j].predict(test))
+            - balanced_accuracy_score(labels[:, j], probes[j].predict(without))
+            for j in every
+        ]
+        tpp.append(drops[i] - np.mean([drops[j] for j in every if j != i]))
+        few = np.argsort(-np.abs(apart))[:count]
+        read = learn(train_codes[:, few], on).decision_function(codes[:, few])
+        probing.append(roc_auc_score(labels[:, i], read))
+    return float(np.mean(tpp)), float(np.mean(probing))
+
+
+def taken_over(
+    says: np.ndarray, moved: np.ndarray, wanted: np.ndarray, own: np.ndarray, number: int
+) -> float:
+    """RAVEL's mean of cause and isolation for one property, row by row where the other row differs in it."""
+    scores = []
+    for before, after, there, here in zip(says, moved, wanted, own, strict=True):
+        if there != here:
+            others = [after[j] == before[j] for j in range(len(before)) if j != number]
+            scores.append((float(after[number] == there) + np.mean(others)) / 2)
+    return float(np.mean(scores))

@@ -6,7 +6,7 @@ from veridical.dictionaries.bench import Bench, Subject, activations
 from veridical.dictionaries.controls import controls, damaged, family
 from veridical.dictionaries.measures import MEASURES, Measure
 from veridical.dictionaries.planted import Superposition, assign, chance_mcc, mcc, truth_scores
-from veridical.dictionaries.trust import Trust, judge, plot_family, plot_trust
+from veridical.dictionaries.trust import Standing, Trust, judge, judge_one, plot_family, plot_trust
 
 __all__ = [
     "Superposition",
@@ -35,6 +35,8 @@ __all__ = [
     "damaged",
     "judge",
     "Trust",
+    "judge_one",
+    "Standing",
     "plot_trust",
     "plot_family",
 ]

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div
 
 from veridical.concepts.dictionary import Dictionary
 from veridical.concepts.dictionary_training import Recipe
 from veridical.concepts.splitting import Split, at_layer, split
+from veridical.core.allowed import Count
 from veridical.core.key import Key, permutation
 from veridical.core.settings import checked
 from veridical.dictionaries.planted import Superposition, chance_mcc, truth_scores
-from veridical.errors import InputError, NotApplicableError, ShapeError
+from veridical.errors import InputError, NotApplicableError, ShapeError, warn
 from veridical.gef import GEF, FastGEF
 from veridical.gef.codes import End, layer_activations
+from veridical.models.predictor import plain_output
 from veridical.values.task import Task
 
 
@@ -42,16 +45,19 @@ def activations(task: Task, layer: str, *, axis: int = 1, end: End = "output") -
         The rows, sample by sample.
     """
     states = layer_activations(task, layer, end, axis)
-    return states[_words(task, states)]
+    return states[_words(task, states.shape[1])]
 
 
-def _words(task: Task, states: Tensor) -> Tensor:
-    """Which positions (N, J) of a layer's activations are no padding."""
+def _words(task: Task, positions: int) -> Tensor:
+    """Which of so many positions (N, J) are no padding."""
     valid = task.space.valid
-    if task.modality == "text" and valid is not None and valid.shape[1] == states.shape[1]:
-        return valid.to(states.device)
-    return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+    if task.modality == "text" and valid is not None and valid.shape[1] == positions:
+        return valid.to(task.device)
+    return torch.ones(len(task), positions, dtype=torch.bool, device=task.device)
 
+
+Change = Callable[[Tensor], Tensor]
+"""Rows (n, D) in the place of rows (n, D)."""
 
 RIDGE = 1e-3
 """Ridge of the probes, as a share of the mean variance of what they read."""
@@ -86,6 +92,16 @@ def fit(rows: Tensor, labels: Tensor) -> Probes:
     return Probes(weight / half, 0.5 - (x_mean @ weight + (on + off) / 2) / half)
 
 
+def fit_logistic(rows: Tensor, labels: Tensor) -> Probes:
+    """Logistic regression of each label (n, L) by itself on rows (n, D), classes weighted alike."""
+    from sklearn.linear_model import LogisticRegression
+
+    x, solver = rows.double().cpu().numpy(), LogisticRegression(max_iter=1000, class_weight="balanced")
+    found = [solver.fit(x, y).coef_[0].tolist() + solver.intercept_.tolist() for y in labels.T.cpu().numpy()]
+    parts = torch.tensor(found, dtype=torch.float64, device=rows.device)
+    return Probes(parts[:, :-1].T, parts[:, -1] + 0.5)  # decided at 0.5, as the others
+
+
 def _class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of each column over rows that have its property, and over the others (L,)."""
     on, off = (
@@ -118,6 +134,19 @@ class Bench:
     """What was planted, where the rows are; the task's inputs are then the features."""
     untrained: Tensor | None = None
     """Rows of the same layer of an untrained model."""
+    next_token: bool = False
+    """Whether loss and KL are of every next token, of a model that gives logits (N, tokens, vocabulary) for
+    token ids; otherwise they are of the task's one output."""
+    probes: Literal["ridge", "logistic"] = "ridge"
+    """How properties are read: ridge regressions and atoms picked by their standardised mean difference, or,
+    as SAEBench does, logistic ones and atoms picked by their mean difference (times their effect on the probe
+    for TPP and SCR)."""
+    probe_atoms: Count = 4
+    """Atoms of a property that sparse probing, absorption and disentanglement read."""
+    tpp_atoms: Count = 4
+    """Atoms of a property that TPP takes out."""
+    scr_atoms: Count = 4
+    """Atoms of a property that SCR takes out."""
     parts: int = 8
     """Disjoint parts of the samples; every metric has one value on each."""
     probe_rows: int = 65536
@@ -171,7 +200,7 @@ class Bench:
     @cached_property
     def kept(self) -> Tensor:
         """Which positions (N, J) are judged and replaced: no padding, nor the first ones that are skipped."""
-        kept = _words(self.task, self.states).clone()
+        kept = _words(self.task, self.states.shape[1]).clone()
         kept[:, : self.skip] = False
         return kept
 
@@ -201,17 +230,53 @@ class Bench:
             raise ShapeError(f"labels has {len(self.labels)} rows for {len(self.test)} activations")
         return self.train_labels[: self.probe_rows].bool(), self.labels.bool()
 
+    def fit(self, rows: Tensor, labels: Tensor) -> Probes:
+        """Probes of the kind that was chosen."""
+        return (fit if self.probes == "ridge" else fit_logistic)(rows, labels)
+
     @cached_property
     def dense_probes(self) -> Probes:
         """Probes of the activations themselves."""
         labels, _ = self.properties
-        return fit(self.train[: self.probe_rows], labels)
+        return self.fit(self.train[: self.probe_rows], labels)
 
     @cached_property
-    def losses_without_layer(self) -> Tensor:
-        """The loss of every sample (N,) with the mean of the train rows in the layer's place."""
+    def partners(self) -> Tensor:
+        """Another row (m,) of the same part for every row."""
+        one = torch.zeros(1, dtype=torch.int64)
+        order = permutation(Key(self.seed) / "partners", one, 0, len(self.test))[0].to(self.row_part.device)
+        found = torch.empty_like(order)
+        for part in range(self.parts):
+            here = order[self.row_part[order] == part]
+            found[here] = here.roll(1)
+        return found
+
+    def answers(self, change: Change) -> tuple[Tensor, Tensor]:
+        """Loss with the layer changed, and KL to the model as it is (N, answers); NaN for padding.
+
+        Labels are the next tokens, the task's, or what the model itself predicts.
+        """
+        task = self.task
+        if self.next_token:
+            loss, divergence = spliced_outputs(self, change).double().chunk(2, 1)
+            told = _words(task, task.inputs.shape[1])[:, 1:].clone()
+            told[:, : self.skip] = False
+            return tuple(values.masked_fill(~told, torch.nan) for values in (loss, divergence))  # type: ignore[return-value]
+        if task.head != "multiclass":
+            raise NotApplicableError(f"loss and KL need classes; the task's head is {task.head}")
+        labels = task.predictions if task.labels is None else task.labels
+        outputs = spliced_outputs(self, change).double()
+        loss = cross_entropy(outputs, labels.long(), reduction="none")
+        own, new = (given.double().log_softmax(-1) for given in (task.outputs, outputs))
+        return loss[:, None], kl_div(new, own, reduction="none", log_target=True).sum(-1, keepdim=True)
+
+    @cached_property
+    def losses(self) -> dict[str, Tensor]:
+        """The loss of every answer (parts,): of the model, and with the layer's mean or zero in its place."""
         centre = self.train.mean(0)
-        return losses(self, spliced_outputs(self, lambda rows: centre.expand_as(rows)))
+        changes: dict[str, Change] = {"model": lambda rows: rows, "zero": torch.zeros_like}
+        changes["mean"] = lambda rows: centre.expand_as(rows)
+        return {name: self.means(self.answers(change)[0], samples=True) for name, change in changes.items()}
 
     @cached_property
     def head_split(self) -> Split:
@@ -224,9 +289,9 @@ class Bench:
         return parts
 
     def means(self, values: Tensor, samples: bool = False) -> Tensor:
-        """The mean over each part (parts,) of a value per row, or per sample; NaN is left out."""
+        """The mean over each part (parts,) of a value per row, or of a sample's values; NaN is left out."""
         part = self.sample_part[: len(values)] if samples else self.row_part
-        values = values.double()
+        part, values = part.repeat_interleave(values[0].numel()), values.double().flatten()
         there = ~values.isnan()
         total = values.new_zeros(self.parts).index_add_(0, part[there], values[there])
         return total / torch.bincount(part[there], minlength=self.parts)
@@ -237,6 +302,7 @@ class Subject:
 
     def __init__(self, dictionary: Dictionary, bench: Bench, sibling: Dictionary | None = None) -> None:
         self.dictionary, self.bench, self.sibling = dictionary.to(bench.train.device), bench, sibling
+        check_origin(dictionary, bench)
 
     @cached_property
     def codes(self) -> Tensor:
@@ -249,12 +315,14 @@ class Subject:
         return self._codes(self.bench.train[: self.bench.probe_rows])
 
     @cached_property
-    def rebuilt_outputs(self) -> Tensor:
-        """The task's outputs (N, C) through the dictionary."""
-        head = self.bench.task.head
-        if head != "multiclass":
-            raise NotApplicableError(f"loss and KL need classes; the task's head is {head}")
-        return spliced_outputs(self.bench, lambda rows: self.dictionary.decode(self.dictionary.encode(rows)))
+    def rebuilt(self) -> tuple[Tensor, Tensor]:
+        """Loss and KL of every answer through the dictionary."""
+        return self.bench.answers(lambda rows: self.dictionary.decode(self.dictionary.encode(rows)))
+
+    @property
+    def density(self) -> Tensor:
+        """The share of the test rows in which each atom (atoms,) is active."""
+        return (self.codes != 0).double().mean(0)
 
     @cached_property
     def truth(self) -> dict[str, float]:
@@ -272,39 +340,67 @@ class Subject:
         return torch.cat([self.dictionary.encode(part) for part in rows.split(8192)])
 
 
-Change = Callable[[Tensor], Tensor]
-"""Rows (n, D) in the place of rows (n, D)."""
+def check_origin(dictionary: Dictionary, bench: Bench) -> None:
+    """Refuse a dictionary of another layer than the bench's; of another model, warn.
+
+    Its file may name a block by number and a place in it: "resid_pre" is what the block before gives.
+    """
+    width, own = bench.train.shape[1], dictionary.decoder.shape[1]
+    if own != width:
+        raise ShapeError(f"the dictionary's atoms have {own} dimensions, layer '{bench.layer}' has {width}")
+    hook, layer = dictionary.hook or "", bench.layer
+    numbers, ours = (re.findall(r"(?<![^._])\d+(?![^._])", name) for name in (hook, layer))
+    named, place = re.search("resid|mlp|att", hook), re.search("mlp|att", layer)
+    if numbers and ours:
+        block = int(numbers[-1]) - ("resid_pre" in hook)
+        inner = "resid" if place is None else place[0]
+        if block != int(ours[-1]) or (named is not None and named[0] != inner):
+            raise InputError(
+                f"the dictionary was trained on '{hook}', the bench reads '{layer}'; if these are one place, "
+                "dataclasses.replace(dictionary, hook=None) says so"
+            )
+    configs = [getattr(m, "config", None) for m in bench.task.predictor.model.modules()]
+    known = next((str(c.name_or_path) for c in configs if c is not None and hasattr(c, "name_or_path")), "")
+    both = (name.rstrip("/").rsplit("/", 1)[-1].lower() for name in (dictionary.model or "", known))
+    own_name, here = (name.removesuffix("-small") for name in both)
+    if own_name and here and own_name != here:
+        warn(f"the dictionary was trained on the model '{dictionary.model}'; this one is '{known}'")
 
 
 class Spliced(nn.Module):
-    """The model with one layer's output changed row by row, at the positions (N, J) given beside inputs."""
+    """The model with one layer's output changed row by row, at the positions (N, J) given beside inputs.
+
+    Of a model of next tokens: their loss and the KL to the model as it is, side by side (N, 2 (tokens - 1)).
+    """
 
     def __init__(self, module: nn.Module, bench: Bench, change: Change) -> None:
         super().__init__()
-        self.module, self.layer, self.axis, self.change = module, bench.layer, bench.axis, change
+        self.module, self.bench, self.change = module, bench, change
 
     def forward(self, *args: Any, **named: Any) -> Any:
         args, kept = (args, named.pop("kept")) if "kept" in named else (args[:-1], args[-1])
+        axis = self.bench.axis
 
         def changed(found: Tensor) -> Tensor:
-            states = found.movedim(self.axis, -1)
+            states = found.movedim(axis, -1)
             flat = states.reshape(len(states), -1, states.shape[-1]).clone()
             flat[kept] = self.change(flat[kept]).to(flat)
-            return flat.reshape(states.shape).movedim(-1, self.axis)
+            return flat.reshape(states.shape).movedim(-1, axis)
 
-        with at_layer(self.module, self.layer, "output", changed):
-            return self.module(*args, **named)
+        with at_layer(self.module, self.bench.layer, "output", changed):
+            found = self.module(*args, **named)
+        if not self.bench.next_token:
+            return found
+        both = (plain_output(given) for given in (self.module(*args, **named), found))
+        own, new = (logits[:, :-1].float().log_softmax(-1) for logits in both)
+        loss = -new.gather(-1, args[0][:, 1:, None]).squeeze(-1)
+        return torch.cat([loss, kl_div(new, own, reduction="none", log_target=True).sum(-1)], 1)
 
 
 def spliced_outputs(bench: Bench, change: Change) -> Tensor:
-    """The task's outputs (N, C) with the layer changed."""
+    """The task's outputs (N, C) with the layer changed, or what `Spliced` says of next tokens."""
     task, kept = bench.task, bench.kept
     model = Spliced(task.predictor.model, bench, change)
     side = {**task.side, "kept": kept} if isinstance(task.side, dict) else (*task.side, kept)
-    return task.predictor.with_model(model, task.predictor.output).outputs(task.inputs, side)
-
-
-def losses(bench: Bench, outputs: Tensor) -> Tensor:
-    """Cross-entropy of every sample, with its label, or with what the model itself predicts."""
-    labels = bench.task.predictions if bench.task.labels is None else bench.task.labels
-    return cross_entropy(outputs.float(), labels.long(), reduction="none")
+    output = plain_output if bench.next_token else task.predictor.output
+    return task.predictor.with_model(model, output).outputs(task.inputs, side)

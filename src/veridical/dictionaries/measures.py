@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div
 
 from veridical.concepts.measures import judge, least_squares_importances
 from veridical.concepts.splitting import Split
 from veridical.core.key import Key, permutation
-from veridical.dictionaries.bench import Subject, losses
+from veridical.dictionaries.bench import Subject
 from veridical.dictionaries.planted import mcc
-from veridical.dictionaries.probing import absorption, probing_gap, scr, sparse_probing, tpp
+from veridical.dictionaries.probing import absorption, disentanglement, probing_gap, scr, sparse_probing, tpp
 from veridical.errors import NotApplicableError
 from veridical.gef.codes import LayerCodes
 from veridical.values.scores import Direction
@@ -25,7 +25,18 @@ def explained_variance(subject: Subject) -> Tensor:
     bench = subject.bench
     left = (bench.test - subject.dictionary.decode(subject.codes)).double().square().sum(-1)
     away = (bench.test - bench.train.mean(0)).double().square().sum(-1)
-    return 1 - bench.means(left) / bench.means(away)
+    return 1 - _ratio(bench.means(left), bench.means(away))
+
+
+def _ratio(above: Tensor, below: Tensor, least: float = 0.0) -> Tensor:
+    """The ratio of two means over parts, as values of parts (parts,) whose mean it is; NaN if undefined.
+
+    `r + (a_p - r b_p) / b`, to first order what each part would make of it: a mean of the parts' own ratios
+    would be biased where parts are small.
+    """
+    ratio = above.mean() / below.mean()
+    found = ratio + (above - ratio * below) / below.mean()
+    return found if float(below.mean()) > least else torch.full_like(found, torch.nan)
 
 
 def active_atoms(subject: Subject) -> Tensor:
@@ -33,23 +44,36 @@ def active_atoms(subject: Subject) -> Tensor:
     return subject.bench.means((subject.codes != 0).sum(-1))
 
 
-def loss_recovered(subject: Subject) -> Tensor:
-    """`(L_mean - L_rebuilt) / (L_mean - L)`: 0 where the layer might as well be its mean, 1 without loss."""
-    bench = subject.bench
-    rebuilt = losses(bench, subject.rebuilt_outputs)
-    clean = losses(bench, bench.task.outputs)
-    given = (bench.losses_without_layer, clean, rebuilt)
-    without, clean, rebuilt = (bench.means(each, samples=True) for each in given)
-    gap = without - clean
-    return torch.where(gap > 1e-6, (without - rebuilt) / gap, torch.nan)
+def dead_atoms(subject: Subject) -> Tensor:
+    """The share of atoms that are active in no row of a part."""
+    active = _by_part(subject)
+    return (active == 0).double().mean(1)
+
+
+def dense_atoms(subject: Subject) -> Tensor:
+    """The share of atoms that are active in more than a tenth of a part's rows; `Subject.density` has all."""
+    return (_by_part(subject) > 0.1).double().mean(1)
+
+
+def _by_part(subject: Subject) -> Tensor:
+    """The share of a part's rows in which each atom is active (parts, atoms)."""
+    part = subject.bench.row_part
+    return torch.stack([(subject.codes[part == p] != 0).double().mean(0) for p in range(subject.bench.parts)])
+
+
+def loss_recovered(subject: Subject, without: str = "mean") -> Tensor:
+    """`(L_without - L_rebuilt) / (L_without - L)`: 1 without loss, 0 as if there was no layer.
+
+    In its place is then the mean of the train rows, or zero.
+    """
+    losses = subject.bench.losses
+    rebuilt = subject.bench.means(subject.rebuilt[0], samples=True)
+    return _ratio(losses[without] - rebuilt, losses[without] - losses["model"], 1e-6)
 
 
 def kl(subject: Subject) -> Tensor:
-    """KL(model || model through the dictionary) over classes, in nats."""
-    changed = subject.rebuilt_outputs.float().log_softmax(-1)
-    own = subject.bench.task.outputs.float().log_softmax(-1)
-    each = kl_div(changed, own, reduction="none", log_target=True).sum(-1)
-    return subject.bench.means(each, samples=True)
+    """KL(model || model through the dictionary) over classes or next tokens, in nats."""
+    return subject.bench.means(subject.rebuilt[1], samples=True)
 
 
 def surf(subject: Subject) -> Tensor:
@@ -114,7 +138,10 @@ MEASURES = {
     for measure in (
         Measure("explained variance", HIGHER, explained_variance),
         Measure("active atoms", LOWER, active_atoms),
+        Measure("dead atoms", LOWER, dead_atoms),
+        Measure("dense atoms", LOWER, dense_atoms),
         Measure("loss recovered", HIGHER, loss_recovered),
+        Measure("loss recovered from zero", HIGHER, partial(loss_recovered, without="zero")),
         Measure("kl", LOWER, kl),
         Measure("surf", LOWER, surf),
         Measure("surf concepts", LOWER, surf_concepts),
@@ -124,6 +151,7 @@ MEASURES = {
         Measure("tpp", HIGHER, tpp),
         Measure("scr", HIGHER, scr),
         Measure("absorption", LOWER, absorption),
+        Measure("disentanglement", HIGHER, disentanglement),
         Measure("stability", HIGHER, stability),
     )
 }

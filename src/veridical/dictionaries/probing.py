@@ -6,21 +6,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from veridical.dictionaries.bench import Bench, Subject, fit
+from veridical.dictionaries.bench import Bench, Subject
 from veridical.functional import average_ranks
 
-CHOSEN = 4
-"""Atoms that a sparse probe reads."""
 
+def chosen_atoms(subject: Subject, count: int, effect: Tensor | None = None, either: bool = False) -> Tensor:
+    """The atoms (L, count) whose codes differ most with a property, in their standard deviations.
 
-def chosen_atoms(subject: Subject, count: int = CHOSEN) -> Tensor:
-    """The atoms (L, count) whose codes differ most with a property, in their standard deviations."""
-    train, _ = subject.bench.properties
+    Under logistic probes the difference itself counts, times the atom's `effect` (L, atoms) on the probe
+    where that is given: of atoms that are more active with the property, or of `either` kind.
+    """
+    bench = subject.bench
+    train, _ = bench.properties
     codes = subject.train_codes.double()
     y = train.double()
     share = y.mean(0)[:, None]
     gap = (y.T @ codes / len(codes) - share * codes.mean(0)) / (share * (1 - share)).clamp(min=1e-12)
-    return (gap.abs() / codes.std(0).clamp(min=1e-12)).topk(min(count, codes.shape[1]), -1).indices
+    if bench.probes == "ridge":
+        score = gap.abs() / codes.std(0).clamp(min=1e-12)
+    else:
+        score = gap.abs() if effect is None else (gap if either else gap.clamp(min=0)) * effect
+        score = score.abs() if either else score
+    return score.topk(min(count, codes.shape[1]), -1).indices
 
 
 def auc(bench: Bench, outputs: Tensor) -> Tensor:
@@ -41,8 +48,8 @@ def sparse_probing(subject: Subject) -> Tensor:
     """AUC of probes that read the few most telling atoms."""
     train, _ = subject.bench.properties
     outputs = []
-    for number, atoms in enumerate(chosen_atoms(subject)):
-        probe = fit(subject.train_codes[:, atoms], train[:, number : number + 1])
+    for number, atoms in enumerate(chosen_atoms(subject, subject.bench.probe_atoms)):
+        probe = subject.bench.fit(subject.train_codes[:, atoms], train[:, number : number + 1])
         outputs.append(probe(subject.codes[:, atoms]))
     return auc(subject.bench, torch.cat(outputs, 1))
 
@@ -77,7 +84,7 @@ def tpp(subject: Subject) -> Tensor:
     reach = subject.dictionary.decoder.double() @ probes.weight
     before = _accuracy(bench, outputs, labels, labels)
     found = []
-    for number, atoms in enumerate(chosen_atoms(subject)):
+    for number, atoms in enumerate(chosen_atoms(subject, bench.tpp_atoms, reach.T)):
         without = outputs - subject.codes[:, atoms].double() @ reach[atoms]
         drop = before - _accuracy(bench, without, labels, labels)
         others = torch.cat([drop[:, :number], drop[:, number + 1 :]], 1)
@@ -93,13 +100,14 @@ def scr(subject: Subject) -> Tensor:
     """
     bench = subject.bench
     train, labels = bench.properties
-    clean, chosen = bench.dense_probes(bench.test), chosen_atoms(subject)
-    found = []
+    decoder, found = subject.dictionary.decoder.double(), []
+    clean = bench.dense_probes(bench.test)
+    chosen = chosen_atoms(subject, bench.scr_atoms, (decoder @ bench.dense_probes.weight).T, either=True)
     for a, b in _pairs(train):
         agree = train[:, a] == train[:, b]
-        probe = fit(bench.train[: len(train)][agree], train[agree][:, [a]])
+        probe = bench.fit(bench.train[: len(train)][agree], train[agree][:, [a]])
         outputs = probe(bench.test)
-        reach = subject.dictionary.decoder.double()[chosen[b]] @ probe.weight
+        reach = decoder[chosen[b]] @ probe.weight
         mended = outputs - subject.codes[:, chosen[b]].double() @ reach
         cells = 2 * labels[:, [a]].long() + labels[:, [b]].long()
         each = [_accuracy(bench, x, labels[:, [a]], cells)[:, 0] for x in (outputs, mended, clean[:, [a]])]
@@ -121,7 +129,7 @@ def absorption(subject: Subject) -> Tensor:
     reach = subject.dictionary.decoder.double() @ probes.weight
     cosine = normalize(subject.dictionary.decoder.double(), dim=-1) @ normalize(probes.weight, dim=0)
     found = []
-    for number, atoms in enumerate(chosen_atoms(subject)):
+    for number, atoms in enumerate(chosen_atoms(subject, bench.probe_atoms)):
         rows = (labels[:, number] & outputs[:, number]).nonzero()[:, 0]
         codes = subject.codes[rows].double()
         carried, most = (codes * reach[:, number]).max(1)
@@ -130,6 +138,29 @@ def absorption(subject: Subject) -> Tensor:
         each = torch.full((len(labels),), torch.nan, dtype=torch.float64, device=codes.device)
         each[rows] = absorbed.double()
         found.append(bench.means(each))
+    return torch.stack(found).nanmean(0)
+
+
+def disentanglement(subject: Subject) -> Tensor:
+    """Whether a property's atoms carry it and nothing else, after RAVEL.
+
+    A row takes over the codes of these atoms from another row that differs in the property. Mean of *cause*,
+    how often its probe then says what the other row is, and *isolation*, how often other probes say what they
+    said before. Atoms that carry nothing are about 0.5.
+    """
+    bench = subject.bench
+    probes, (_, labels) = bench.dense_probes, bench.properties
+    outputs = probes(bench.test)
+    reach = subject.dictionary.decoder.double() @ probes.weight
+    taken = (subject.codes[bench.partners] - subject.codes).double()
+    found = []
+    for number, atoms in enumerate(chosen_atoms(subject, bench.probe_atoms)):
+        wanted = labels[bench.partners, number]
+        says = outputs + taken[:, atoms] @ reach[atoms] > 0.5
+        same = (says == (outputs > 0.5)).double()
+        isolation = (same.sum(1) - same[:, number]) / max(1, same.shape[1] - 1)
+        score = ((says[:, number] == wanted) + isolation) / 2
+        found.append(bench.means(score.masked_fill(wanted == labels[:, number], torch.nan)))
     return torch.stack(found).nanmean(0)
 
 
