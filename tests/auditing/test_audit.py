@@ -372,13 +372,15 @@ def test_what_decides_nothing_waits_until_it_is_asked_for():
         audit(task, explainers=methods, effort=replace(TINY, meta_samples=24), describe=describe, samples=24)
         for describe in (None, True)
     )
-    stages = ("description", "meta-evaluation", "neighbours", "standing", "concepts")
+    stages = ("description", "meta-evaluation", "neighbours", "standing", "another fill", "concepts")
     assert not any(bare.costs[stage].rows for stage in stages)
     assert bare.costs["checks"].rows <= 24 * 7 + len(task)  # some masks, and its accuracy
     assert (bare.standings, bare.beside, bare.reliability) == ({}, (), None)
-    assert all(whole.costs[stage].rows for stage in stages[:4])
+    assert all(whole.costs[stage].rows for stage in stages[:5])
     assert all((whole.standings, whole.beside, whole.reliability))
     assert bare.to_frame().equals(whole.to_frame())  # the same decision, to the last bit
+    kept = "Where mean takes the place of removed features instead of zero, every method keeps its word."
+    assert kept in whole.verdict.words.remarks
     named = audit(task, explainers=methods, metrics=["qge:pixel_flipping", "avg_sensitivity"], effort=TINY)
     assert ("saliency", "avg_sensitivity") in named.evaluation.scores  # who names a metric asks for it
 

@@ -252,7 +252,10 @@ def test_the_grade_stands_beside_the_word():
     found = decide(field({"good": 3.0}, good={"grade": grade}), METRICS)
     line = next(one for one in said(found) if one.startswith("good:"))
     assert line.startswith("good: trusted, shows 83% [76%, 89%]; when ")
-    assert any(one.endswith("as a share of what the best order of all gains.") for one in said(found))
+    means = (
+        "Of what the best order of all gains over noise when features are removed, good shows 83% [76%, 89%]."
+    )
+    assert means in words(found).answer
     assert found.to_frame().loc[0, "grade: value"] == 0.83
     blank = decide(field({"good": 3.0}, good={"grade": grade._replace(value=math.nan)}), METRICS)
     assert any(one.startswith("good: trusted; when ") for one in said(blank))
@@ -344,7 +347,7 @@ def test_who_is_trusted_and_does_not_lead_is_said_to_win_so_much_against_the_lea
     found = decide(field({"best": 6.0, "second": 2.5}), METRICS)
     assert found.leading == ("best",)
     line = next(one for one in said(found) if one.startswith("second:"))
-    assert line.endswith(f"; it beats best in {found.share('second', 'best'):.0%}.")
+    assert line.endswith(f"; it beats best in {found.share('second', 'best'):.0%} of samples.")
 
 
 def test_of_regressions_and_outputs_no_class_is_spoken():
@@ -352,7 +355,8 @@ def test_of_regressions_and_outputs_no_class_is_spoken():
         {"good": 3.0}, criteria=("removal", "randomisation", "sample"), good={"sample": torch.ones(24)}
     )
     text = " ".join(said(decide(known, METRICS), head="regression"))
-    assert "its map beats that of another sample in 100%" in text
+    assert "of 64, it fits this model better than another in" in text
+    assert "its map beats that of another sample in 100% of 24 samples" in text
     assert "class" not in text
 
 

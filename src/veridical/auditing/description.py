@@ -31,6 +31,7 @@ from veridical.meta.consistency import MIN_SAMPLES
 from veridical.metrics import ExplainerMetric, registry
 from veridical.metrics.input_noise import why_no_noise
 from veridical.models.predictor import take_side
+from veridical.perturb.fills import Blur, Fill, Mean
 from veridical.qge import Standing, standing
 from veridical.values.evaluation import Evaluation, Failure
 from veridical.values.scores import Scores
@@ -98,6 +99,15 @@ def beside(elimination: Elimination, best: str, seed: int) -> tuple[Test, ...]:
         own = candidate.sample_scores(elimination.panel.removal).first(len(task))
         found["beside", name] = rules.removal_units(own, [theirs])
     return tuple(Test.all_of(found))
+
+
+def other_fill(task: Task) -> Fill | None:
+    """Another fill that suits the inputs: a blur of images and series, means of columns of numbers."""
+    if not task.inputs.is_floating_point() or hasattr(task.predictor.source.module, "codec"):
+        return None
+    blurred = task.modality in ("image", "series")
+    fill = Blur() if blurred else Mean() if task.modality == "table" and task.train is not None else None
+    return None if fill is None or fill.name == task.fill.name else fill
 
 
 META_EXPLAINERS = 3

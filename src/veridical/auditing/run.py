@@ -28,6 +28,7 @@ from veridical.auditing.description import (
     beside,
     concepts_of,
     described,
+    other_fill,
     prompts_of,
     reliability_of,
     standings_of,
@@ -47,7 +48,7 @@ from veridical.auditing.model_randomisation import given_models, has_weights, ot
 from veridical.auditing.near_data import NearData
 from veridical.auditing.posthoc_checks import give_grades, run_posthoc_checks
 from veridical.auditing.result import Audit
-from veridical.auditing.sentences import Circumstances, in_sentences
+from veridical.auditing.sentences import Circumstances, in_sentences, with_another_fill
 from veridical.auditing.verdict import Field, decide, metric_roles
 from veridical.concepts.materials import entries
 from veridical.core.allowed import MANY, Within
@@ -277,6 +278,26 @@ def audit(
         compared = None
         if plan.describe or methods_of_concepts is not None:
             compared = concepts_of(whole, methods_of_concepts, seed, evaluation, notes)
+    with clock("another fill"):
+        other_words, fill = "", other_fill(task) if plan.describe else None
+        if fill is not None:
+            again = audit(
+                task.with_fill(fill),
+                train,
+                methods.explainers,
+                replace(plan, describe=False),
+                seed,
+                metrics=metrics,
+                controls=controls,
+                criteria=criteria,
+                others=others,
+                budget=plan.budget,
+                concepts=(),
+                executor=executor,
+                progress=progress,
+            )
+            other_words = with_another_fill(verdict, again.verdict, task.fill.name, fill.name)
+    of_removal = "" if why_none or elimination.absent.get("removal") else near_the_data.sentence
     notes += incomplete(evaluation.scores.values())
     circumstances = Circumstances(
         checks,
@@ -287,7 +308,7 @@ def audit(
         task.head,
         skipped,
         notes,
-        "" if why_none or elimination.absent.get("removal") else near_the_data.sentence,
+        tuple(filter(None, (of_removal, other_words))),
     )
     return Audit(
         task=task,

@@ -44,8 +44,8 @@ class Circumstances:
     head: str = "multiclass"
     skipped: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    near: str = ""
-    """Whether removal is about the data."""
+    removal: Sequence[str] = ()
+    """Whether removal is about the data, and whether another fill changes the answer."""
 
 
 def in_words(rival: str, head: str = "multiclass") -> str:
@@ -68,8 +68,7 @@ def in_sentences(verdict: Verdict, known: Circumstances) -> Words:
         (
             *_absent(verdict),
             *_of_the_class(verdict),
-            *_what_grades_are(verdict),
-            *([known.near] if known.near else []),
+            *known.removal,
             *_metrics(verdict),
             *(check.sentence for check in failed),
             *known.notes,
@@ -90,6 +89,7 @@ def headline(verdict: Verdict) -> str:
 def _answer(verdict: Verdict, known: Circumstances) -> Iterator[str]:
     """The first paragraph."""
     yield from _choice(verdict, known.head)
+    yield from _grades(verdict)
     yield from _on_what(verdict, known)
     said = [check.sentence for check in known.checks.checks if check.name == "accuracy"]
     yield " ".join(said) or "Labels were not given, so nobody knows how often the model is right."
@@ -163,23 +163,24 @@ def grade_of(place: Place) -> str:
 
 
 def evidence_of(place: Place, head: str = "multiclass") -> str:
-    """The tests of a trusted method in a sentence."""
+    """The tests of a trusted method in a sentence, each with the samples it rests on."""
     found: dict[str, list[Test]] = {}
     for test in place.tests:
         found.setdefault(test.criterion, []).append(test)
-    parts = (
-        [f"when features are removed it beats {_wins(found['removal'], head)}"] if "removal" in found else []
-    )
-    if "near" in found:
-        parts.append(f"when features go towards near rows it beats {_wins(found['near'], head)}")
-    if "randomisation" in found:
-        parts.append(f"it fits this model better than another in {_least(found['randomisation'])}")
-    if "sample" in found:
-        other = of_head("that of another sample of the class", head)
-        parts.append(f"its map beats {other} in {_least(found['sample'])}")
-    if "truth" in found:
-        parts.append(f"it finds what is known to matter better than noise in {_least(found['truth'])}")
-    return f"{joined(parts)} of {place.samples} samples"
+    other = of_head("that of another sample of the class", head)
+    words = {
+        "removal": "when features are removed it beats",
+        "near": "when features go towards near rows it beats",
+        "randomisation": "it fits this model better than another in",
+        "sample": f"its map beats {other} in",
+        "truth": "it finds what is known to matter better than noise in",
+    }
+    parts = [
+        f"{words[name]} {_wins(tests, head) if name in ('removal', 'near') else _least(tests)}"
+        f" of {tests[0].samples}"
+        for name, tests in found.items()
+    ]
+    return f"{joined(parts)} samples"
 
 
 def _least(tests: Sequence[Test]) -> str:
@@ -201,7 +202,7 @@ def reason_of(place: Place, head: str = "multiclass", verdict: Verdict | None = 
         best = verdict.best if verdict is not None else None
         if verdict is not None and best is not None and place.explainer not in verdict.leading:
             share = verdict.share(place.explainer, best)
-            words += f"; it beats {best} in {share:.0%}"
+            words += f"; it beats {best} in {share:.0%} of samples"
         return words
     if status == "no verdict":
         return ""
@@ -298,16 +299,23 @@ def _of_the_class(verdict: Verdict) -> Iterator[str]:
             )
 
 
-def _what_grades_are(verdict: Verdict) -> Iterator[str]:
-    """What the percentages behind the words mean."""
-    found = [
-        place.grade.reference for place in verdict.ranking if place.grade is not None and grade_of(place)
-    ]
-    if found and not verdict.why_none:
-        yield (
-            f"How much a method shows: its gain over noise when features are removed, as a share of what "
-            f"{found[0]} gains."
-        )
+def _grades(verdict: Verdict) -> Iterator[str]:
+    """What the leading methods show, or where none leads what the percentages behind the words mean."""
+    graded = {place.explainer: place.grade for place in verdict.ranking if grade_of(place)}
+    if verdict.why_none or not graded:
+        return
+    names = [name for name in verdict.leading if name in graded]
+    of = next(grade.reference for grade in graded.values() if grade is not None)
+    words = joined([f"{name} shows {graded[name]}" for name in names]) or "each method shows so much"
+    yield f"Of what {of} gains over noise when features are removed, {words}."
+
+
+def with_another_fill(verdict: Verdict, other: Verdict, fill: str, another: str) -> str:
+    """Which methods get another word where another fill stands for removed features."""
+    pairs = [(one.explainer, one.status, other[one.explainer].status) for one in verdict.ranking]
+    changed = [f"{name} ({own}, then {word})" for name, own, word in pairs if own != word]
+    found = f"another word is said of {joined(changed)}" if changed else "every method keeps its word"
+    return f"Where {another} takes the place of removed features instead of {fill}, {found}."
 
 
 def _metrics(verdict: Verdict) -> Iterator[str]:
