@@ -40,6 +40,7 @@ from veridical.perturb.rules import Given
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task
+from veridical.values.ties import TieOrders
 
 log = logging.getLogger("veridical")
 ROAR_SIZES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -91,6 +92,7 @@ def retrain(
             f"the explainer gave no map for {gaps} of the {len(of_training)} training rows, and retraining "
             "needs one for each"
         )
+    explanation, of_training = (one_ranking(each, key) for each in (explanation, of_training))
     rows = training_rows(task)
     clean, chance = correctness_of(task.probabilities(task.outputs)[:, None].double(), truth, task)
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -112,6 +114,11 @@ def retrain(
             kept.append(before - after)
     indicator, probability = (torch.cat(kept, 1) for kept in parts)
     return Retrained(indicator, probability, len(tuple(levels)), trained)
+
+
+def one_ranking(explanation: Explanation, key: Key) -> Explanation:
+    """A map along one of the rankings that agree with it, drawn for each row: a retraining has one order."""
+    return TieOrders.of(explanation).at_most(1).strict(0, key)
 
 
 def part_removed(explanation: Explanation, level: float, sign: Sign) -> Tensor:

@@ -65,10 +65,29 @@ def test_the_embedded_task_of_the_theorem_has_its_size(tmp_path: Path) -> None:
     for model in ({"finetuned": tuned}, {"model": "original"}):
         found = explanation_size(known.task, known.truth, **sweep, **model)
         assert found.estimate == pytest.approx(0.2, abs=0.02)
-    metric = FFid(finetuned=finetune(known.task, cache=tmp_path), alpha=1.0, draws=10)
+
+
+def test_the_theorem_holds_through_ffid(tmp_path: Path) -> None:
+    """Ten of 20, 30 and 50 features go: as many as there are up to c1 = 20, of which the plateau is flat."""
+    known = vd.tasks.known("tiers", samples=12)
+    tuned = finetune(known.task, cache=tmp_path, progress=False)
+    metric = FFid(finetuned=tuned, alpha=1.0, draws=200, variant="probability")
     score = vd.score(metric, known.task, known.truth)
     assert NO_FALL not in score.flags
-    assert 0.6 < float(score.curve.y[:, 2].mean()) <= 1  # 15 of the first 20, of which ten go
+    judge, draw = tuned.on(known.task), torch.Generator().manual_seed(0)
+    clean = judge.probabilities(judge.outputs)[:, 1]
+    for place, kept in enumerate((1, 2, 3, 4, 6, 8, 12, 19)):
+        x, size = judge.inputs.repeat(400, 1), 5 * kept
+        # equal values tie, so the tie is drawn with the subset
+        tied = x + 1e-6 * torch.rand(x.shape, generator=draw)
+        top = tied.argsort(-1, descending=True)[:, :size]
+        gone = top.gather(1, torch.rand(top.shape, generator=draw).argsort(-1)[:, : min(size, 10)])
+        left = judge.probabilities(judge.predictor.outputs(x.scatter(1, gone, 0.0), ()))[:, 1]
+        fall = (clean.repeat(400) - left).mean()
+        assert float(score.curve.y[:, kept - 1].mean()) == pytest.approx(float(fall), abs=0.01), place
+    curve = score.curve.y.mean(0)
+    assert float(curve[1:4].max() - curve[1:4].min()) < 0.01
+    assert bool((curve[:2].diff() > 0).all() and (curve[3:].diff() < 0).all())
 
 
 def test_settings_that_would_be_ignored_are_refused(tmp_path: Path) -> None:

@@ -55,3 +55,29 @@ def percentile(all_scores: np.ndarray, score: float, near: float = 1e-9) -> floa
     below = sum(1.0 for s in all_scores if s < score - near)
     tied = sum(1.0 for s in all_scores if abs(s - score) <= near)
     return (below + tied / 2) / len(all_scores)
+
+
+def mean_place(answers: np.ndarray, values: np.ndarray, metric: str) -> float:
+    """The mean percentile of all rankings that agree with a map, among all rankings.
+
+    `answers` (2^D,) are the responses once the features that the bits of a number name are gone.
+    """
+    count = len(values)
+    orders = np.array(list(itertools.permutations(range(count))))  # most relevant first
+
+    def quality(orders: np.ndarray) -> np.ndarray:
+        gone = np.cumsum(1 << orders, axis=1)
+        gone = np.concatenate([np.zeros((len(gone), 1), dtype=int), gone], axis=1)
+        left = answers[2**count - 1 - gone]
+        y = answers[gone] if metric == "pixel_flipping" else left
+        area = (y[:, 1:] + y[:, :-1]).sum(1) / 2 / count
+        return {"pixel_flipping": -area, "insertion": area, "kept_features": left.sum(1) / count}[metric]
+
+    gap, metric = metric.startswith("qge:"), metric.removeprefix("qge:")
+    scores = quality(orders) - (quality(orders[:, ::-1]) if gap else 0)
+    ranked, along = np.sort(scores), values[orders]
+    own = scores[(along[:, 1:] <= along[:, :-1]).all(1)]
+    below, up_to = (
+        np.searchsorted(ranked, own + near, side) for near, side in ((-1e-9, "left"), (1e-9, "right"))
+    )
+    return float((below + up_to).mean() / 2 / len(orders))
