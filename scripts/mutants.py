@@ -38,6 +38,7 @@ FORMULAS = {
     "gef/noise_path.py": "tests/gef/test_path_cases.py",
     "auditing/measured_effects.py": "tests/auditing/test_measured_effects.py",
     "auditing/hidden.py": "tests/auditing/test_hidden.py",
+    "explainers/training_rows.py": "tests/data_tests/test_retraining.py",
     "auditing/grade.py": "tests/auditing/test_grade.py",
 }
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {

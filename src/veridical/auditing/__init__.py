@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from veridical.auditing.forecast import Forecast
     from veridical.auditing.result import Audit
     from veridical.auditing.run import audit
+    from veridical.auditing.training_rows import RowsAudit, RowsPlace, audit_training_rows
     from veridical.auditing.verdict import Field, MetricRole, Pair, Place, Verdict, decide
 
 __getattr__, __dir__ = lazy_names(
@@ -22,6 +23,9 @@ __getattr__, __dir__ = lazy_names(
         "Forecast": "veridical.auditing.forecast",
         **dict.fromkeys(("Effort", "EFFORTS"), "veridical.auditing.effort"),
         **dict.fromkeys(("Check", "Checks"), "veridical.auditing.check"),
+        **dict.fromkeys(
+            ("RowsAudit", "RowsPlace", "audit_training_rows"), "veridical.auditing.training_rows"
+        ),
         **dict.fromkeys(
             ("Field", "MetricRole", "Pair", "Place", "Verdict", "decide"), "veridical.auditing.verdict"
         ),
@@ -43,4 +47,7 @@ __all__ = [
     "Check",
     "Checks",
     "decide",
+    "RowsAudit",
+    "RowsPlace",
+    "audit_training_rows",
 ]

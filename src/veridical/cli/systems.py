@@ -11,7 +11,8 @@ import typer
 
 import veridical as vd
 from veridical.cli.app import Status, app, end, parse_json, print_table, save_figure, say
-from veridical.cli.sources import Explainers, Folder, Metrics, Seed, Source, with_options
+from veridical.cli.sources import AllowCode, Explainers, Folder, Metrics, Seed, Source, with_options
+from veridical.data.model_files import import_attribute
 from veridical.errors import InputError
 from veridical.gef.perturbation_log import incomplete
 from veridical.plots import pyplot
@@ -101,6 +102,46 @@ def _gef_frame(scores: dict[str, vd.Scores]) -> pd.DataFrame:
     shown = ["explainer", "id", "value", "ceiling", "rho_sigma_explanation", "partial"]
     frame = pd.concat([own.to_frame().assign(explainer=name)[shown] for name, own in scores.items()])
     return frame.rename(columns={"id": "sample", "value": "score"})
+
+
+@app.command("training-rows")
+def training_rows(
+    recipe: Annotated[
+        str, typer.Argument(help="module:name or file.py:name of a vd.data.Retraining, or what makes one.")
+    ],
+    maps: Annotated[Path, typer.Argument(help="An .npz of relevance (tests, training rows) by method.")],
+    retrainings: Annotated[int, typer.Option(help="How many subsets of the rows to train on.", min=48)] = 160,
+    share: Annotated[float, typer.Option(help="The share of the rows that each keeps.")] = 0.5,
+    allow_code: AllowCode = False,
+    folder: Folder = Path("training_rows"),
+) -> None:
+    """Do the training rows that a method names change the answers when they are left out?
+
+    Example: veridical training-rows recipe.py:rows maps.npz --allow-code
+    """
+    import numpy as np
+
+    from veridical.auditing import audit_training_rows
+
+    found = import_attribute(recipe, allow_code)
+    rows = found() if callable(found) else found
+    if not isinstance(rows, vd.data.Retraining):
+        raise InputError(f"{recipe} is a {type(rows).__name__}; expected a vd.data.Retraining")
+    try:
+        with np.load(maps, allow_pickle=False) as file:
+            given = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{maps} is no .npz of arrays ({error}); np.savez({maps.name!r}, name=map) writes one"
+        ) from error
+    audit = audit_training_rows(rows, given, retrainings, share)
+    for line in repr(audit).splitlines():
+        say(line)
+    _tables(folder, training_rows=audit.to_frame())
+    save_figure(audit.plot().figure, folder / "training_rows.png")
+    say(f"table and picture are in {folder}")
+    words = [place.status for place in audit.places]
+    end(Status.GOOD if audit.best else Status.OPEN if "not decided" in words else Status.FINDING)
 
 
 commands = typer.Typer(

@@ -32,6 +32,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.explainers.trace.relevance": ("", "Relevance halves layer_norm pass_on proportional split_sum"),
     "veridical.explainers.trace.relevance_rules": ("", "Affine Layer Rules by_sign convolution dense over shared shares total"),
     "veridical.explainers.trace.tracer": ("", "Detached Tracer TracingExplainer agree pulled route traced_outputs without_graph"),
+    "veridical.explainers.training_rows": ("", "grad_cos grad_dot influence loss_of margin_of random_rows similarity tracin trak"),
     "veridical.explainers.transforms": ("inverse other_class shuffled", "Degraded Inverted OtherClass Shuffled TopK Transform degrade explainer_from_json shuffle top_k"),
     "veridical.explainers.trees": ("tree_shap", "TreeShap"),
     "veridical.fidelity.metrics": ("ffid_minus ffid_plus fid_minus fid_plus rfid_minus rfid_plus", ""),

@@ -7,6 +7,7 @@ from veridical.data.known_answers import KnownAnswer
 from veridical.data.load import load_task
 from veridical.data.model_files import import_attribute, load_model, load_weights, read_weights
 from veridical.data.prompt_checks import circular_pairs, prompt_checks
+from veridical.data.retraining import Retraining
 from veridical.data.switching import switch
 from veridical.data.tables import label_column, text_column
 from veridical.data.tasks import Part, from_parts, values_by_part
@@ -15,6 +16,7 @@ __all__ = [
     "Generation",
     "KnownAnswer",
     "Part",
+    "Retraining",
     "circular_pairs",
     "from_parts",
     "import_attribute",
