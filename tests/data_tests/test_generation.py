@@ -18,7 +18,8 @@ PROMPTS = [
 ]
 QUESTIONS = [" Bob has a", " Sue likes"]
 ANSWERS, FOILS = [" dog", " cake"], [" cat", " tea"]
-TOKENS = Words(*PROMPTS, *QUESTIONS, *ANSWERS, *FOILS)
+BEGINNINGS = [word + " " for word in ("Ann", "Bob", "It", "Tom", "Sue")]
+TOKENS = Words(*PROMPTS, *QUESTIONS, *ANSWERS, *FOILS, *BEGINNINGS)
 MODEL = small_lm(TOKENS)
 
 
@@ -112,7 +113,7 @@ def test_answers_are_generated_where_none_are_given():
 
 
 def test_drop_has_no_gradient():
-    with pytest.raises(NotApplicableError, match="off='drop' has no gradient"):
+    with pytest.raises(NotApplicableError, match="have no gradient"):
         vd.explain("gradient", made(off="drop"))
 
 
@@ -220,7 +221,7 @@ CHECK_TEXTS = [
     "key a. foo bar. bar bar. foo foo.",
     "bar foo. foo bar. bar bar. foo foo.",
 ]
-CHECK_TOKENS = Words(*CHECK_TEXTS, " a", " b")
+CHECK_TOKENS = Words(*CHECK_TEXTS, " a", " b", "foo bar", "bar bar")
 
 
 class Counts(nn.Module):

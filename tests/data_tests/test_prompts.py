@@ -123,7 +123,7 @@ class Chat:
 @pytest.mark.parametrize("trims", [True, False])
 def test_a_message_is_found_where_it_is_though_the_template_says_the_same(trims):
     messages = [{"role": "user", "content": "user"}, {"role": "user", "content": "  words "}]
-    text, spans = _chat(Chat(trims), messages, "?", 0)
+    text, spans, _ = _chat(Chat(trims), messages, "?", 0)
     assert [text[a:b] for a, b in spans] == ["user", "words"]
     assert all(text[:a].rstrip().endswith("<user>") for a, _ in spans)
 

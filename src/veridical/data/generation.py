@@ -15,6 +15,8 @@ from veridical.core.settings import checked
 from veridical.core.space import Space
 from veridical.data.prompt_texts import (
     Prompt,
+    TextLeft,
+    Tokens,
     Units,
     check_fitting,
     continued,
@@ -22,10 +24,19 @@ from veridical.data.prompt_texts import (
     read_prompts,
     tokenized,
 )
-from veridical.errors import InputError
+from veridical.errors import InputError, NotApplicableError
 from veridical.models.predictor import Side, check_finite, plain_output, take_side
 from veridical.models.private_copy import private_copy
-from veridical.models.prompts import Off, PromptModel, SwitchedOff, near
+from veridical.models.prompts import (
+    AnswerModel,
+    Off,
+    PromptModel,
+    SwitchedOff,
+    Wanted,
+    decoder_start,
+    near,
+    tokens_left,
+)
 from veridical.perturb.fills import Zero
 from veridical.values.task import Task
 
@@ -34,10 +45,11 @@ NEUTRAL = (" ...", "...", " the", ".")
 
 
 class Generation(Task):
-    """A causal language model, prompts, and answers: the gates of the prompts' units are what is explained.
+    """A language model, prompts, and answers: the gates of the prompts' units are what is explained.
 
     `inputs` (N, units) are 1 where a unit is on; a unit that is removed has 0. The response is the
-    log-probability of the answer, less that of the foil where there is one.
+    log-probability of the answer, less that of the foil where there is one. The model is causal, or an
+    encoder that reads the prompt with a decoder that answers.
 
     Parameters
     ----------
@@ -61,8 +73,16 @@ class Generation(Task):
         "turn" (messages of a chat), or spans of the caller's own.
     spans : {"character", "token"}
         What the caller's own spans count.
-    off : {"fill", "drop", "pad", "mask", "zero"}
-        What becomes of a unit that is off: a neutral word, the other tokens alone, those tokens, or zeros.
+    off : {"fill", "drop", "tokens", "swap", "pad", "mask", "zero"}
+        What becomes of a unit that is off: its tokens become a neutral word, the text without it is tokenised
+        anew, its tokens are left out, the same unit of `contrasts` takes its place, its tokens become those
+        tokens, or zeros.
+    contrasts : list of str, or of lists of chat messages, optional
+        With off="swap": the other context of each prompt, with as many units. With all units off the answer
+        follows that context, so that values that sum to the whole fall explain the contrast of the two.
+    wanted : {"log_probability", "perplexity", "entropy"}
+        The response: perplexity and mean entropy of the answer's tokens have their sign turned, so that
+        a unit that makes the model surer has a positive value.
     neutral : str, optional
         The word of off="fill"; one token.
     new_tokens : int
@@ -75,7 +95,7 @@ class Generation(Task):
     Raises
     ------
     InputError
-        Where the model is not causal, or does not follow what `off` means.
+        Where the model reads its answer beforehand, or does not follow what `off` means.
     """
 
     prompts: tuple[Prompt, ...]
@@ -100,12 +120,28 @@ class Generation(Task):
         units: Units = "sentence",
         spans: Literal["character", "token"] = "character",
         off: Off = "fill",
+        contrasts: Any = None,
+        wanted: Wanted = "log_probability",
         neutral: str | None = None,
         new_tokens: Count = 16,
         length: Count | None = None,
         **settings: Any,
     ) -> None:
-        read = read_prompts(tokenizer, prompts, questions, units, spans)
+        if type(model).__name__.endswith(_READ_AHEAD):
+            raise InputError(
+                f"{type(model).__name__} reads a text as a whole and is no causal language model "
+                "(...ForCausalLM): it would know the answer it is asked for"
+            )
+        encodes = decoder_start(model) is not None
+        read = read_prompts(tokenizer, prompts, questions, units, spans, encodes)
+        others = None
+        if (contrasts is None) == (off == "swap"):
+            raise InputError("contrasts are the other contexts of off='swap': give both or neither")
+        if contrasts is not None:
+            others = read_prompts(tokenizer, contrasts, questions, units, spans, encodes)
+            _check_contrasts(read, others)
+        if wanted != "log_probability" and foils is not None:
+            raise InputError(f"wanted={wanted!r} is asked of the answer alone; give no foils")
         check_fitting(model, read, [[0]] * len(read), length)
         if answers is None:
             texts: list[Any] = generated(model, tokenizer, read, new_tokens, max_tokens(model, length))
@@ -118,20 +154,37 @@ class Generation(Task):
             _one_each(answer_parts, len(read), "answer_parts"),
             strict=True,
         )
-        found = tuple(answer_of(tokenizer, *row, number) for number, row in enumerate(rows))
+        found = tuple(answer_of(tokenizer, *row, number, encodes) for number, row in enumerate(rows))
         for tokens in ([a.tokens for a in found], [a.foil_tokens or a.tokens for a in found]):
             check_fitting(model, read, tokens, length)
-        side = _side(read, found)
+        one_pass = all(a.tokens[:-1] == (a.foil_tokens or a.tokens)[:-1] for a in found)
+        how = switched_off(tokenizer, off, neutral, read, others)
+        asked = PromptModel(model, how, foils is not None, one_pass, wanted).eval()
+        self._made(asked, tokenizer, read, found, units, off, _side(read, found, encodes, others), settings)
+        if how.rewrite is not None:
+            check_left(self)
+        learn_padding(self)
+        learn_predictions(self)
+        check_exact(self)
+
+    def _made(
+        self,
+        asked: AnswerModel,
+        tokenizer: Any,
+        read: tuple[Prompt, ...],
+        found: tuple[Answer, ...],
+        units: Units,
+        off: str,
+        side: dict[str, Tensor],
+        settings: dict[str, Any],
+    ) -> None:
+        """The task of a model on these prompts, nothing of it checked yet."""
         count = max(len(prompt.units) for prompt in read)
         valid = torch.tensor([[i < len(prompt.units) for i in range(count)] for prompt in read])
         names = [[*prompt.units, *[""] * (count - len(prompt.units))] for prompt in read]
-        one_pass = all(a.tokens[:-1] == (a.foil_tokens or a.tokens)[:-1] for a in found)
-        wrapped = PromptModel(
-            model, switched_off(tokenizer, off, neutral), foils is not None, one_pass
-        ).eval()
         settings.setdefault("name", "generation")
         super().__init__(
-            wrapped,
+            asked,
             torch.ones(len(read), count),
             side=side,
             space=Space.units(count, None if bool(valid.all()) else valid, names),
@@ -142,10 +195,6 @@ class Generation(Task):
         )
         kind = units if isinstance(units, str) else "span"
         self.__dict__.update(prompts=read, answers=found, tokenizer=tokenizer, units=kind, off=off)
-        if off == "drop":
-            check_left(self)
-        learn_predictions(self)
-        check_exact(self)
 
     @classmethod
     def from_huggingface(
@@ -162,25 +211,34 @@ class Generation(Task):
     @checked
     def with_off(self, off: Off, neutral: str | None = None) -> Generation:
         """The same prompts and answers where off means something else."""
-        if off == "drop":
-            check_left(self)
-        return self._meaning(off, neutral)
+        task = self._meaning(off, neutral)
+        if off in ("drop", "tokens"):
+            check_left(task)
+        return task
 
     def _meaning(self, off: str, neutral: str | None = None) -> Generation:
+        if off == "swap":
+            raise InputError("off='swap' needs contrasts=...; make the task with both")
+        task = self._asked(off=switched_off(self.tokenizer, off, neutral, self.prompts), pads=False)
+        task.__dict__["off"] = off
+        learn_padding(task)
+        check_exact(task)
+        return task
+
+    def _asked(self, **changes: Any) -> Generation:
+        """The same prompts asked otherwise; what the model predicts stays known."""
         old = self.predictor
-        how = switched_off(self.tokenizer, off, neutral)
+        if not isinstance(old.source.module, PromptModel):
+            raise NotApplicableError("a server is asked for texts without units, off='drop', alone")
 
         def around(model: nn.Module) -> PromptModel:
             assert isinstance(model, PromptModel)
-            return PromptModel(model.model, how, model.has_foil, model.one_pass)
+            return model.around(model.model, **changes)
 
         source = old.source.wrapped(around)
-        made = source.module
-        assert isinstance(made, PromptModel)
-        predictor = replace(old, source=source, differentiable=not made.no_gradient)
-        task = self.changed(alone=True, predictor=predictor, outputs=self.known_outputs, off=off)
+        predictor = replace(old, source=source, differentiable=not getattr(source.module, "no_gradient", ""))
+        task = self.changed(alone=True, predictor=predictor, outputs=self.known_outputs)
         assert isinstance(task, Generation)
-        check_exact(task)
         return task
 
     def __getitem__(self, index: Any) -> Generation:
@@ -204,17 +262,36 @@ def _one_each(values: Any, count: int, what: str) -> list[Any]:
     return given
 
 
-def switched_off(tokenizer: Any, off: str, neutral: str | None) -> SwitchedOff:
-    """What stands in for tokens that are off."""
+def _check_contrasts(prompts: Sequence[Prompt], others: Sequence[Prompt]) -> None:
+    if len(prompts) != len(others):
+        raise InputError(f"{len(others)} contrasts for {len(prompts)} prompts; give one for each")
+    for number, (prompt, other) in enumerate(zip(prompts, others, strict=True)):
+        if len(prompt.units) != len(other.units):
+            raise InputError(
+                f"prompt {number} has {len(prompt.units)} units and its contrast {len(other.units)}; each "
+                "unit is replaced by the same one of the contrast"
+            )
+
+
+def switched_off(
+    tokenizer: Any,
+    off: str,
+    neutral: str | None,
+    prompts: Sequence[Prompt] = (),
+    others: Sequence[Prompt] | None = None,
+) -> SwitchedOff:
+    """What becomes of units that are off."""
     if neutral is not None and off != "fill":
         raise InputError(f"neutral is the word that fills units that are off; off={off!r} needs none")
-    if off in ("drop", "zero"):
-        return SwitchedOff(off == "drop")
+    if off in ("drop", "swap"):
+        return SwitchedOff(TextLeft(tokenizer, prompts, others))
+    if off in ("tokens", "zero"):
+        return SwitchedOff(tokens_left if off == "tokens" else None)
     if off in ("pad", "mask"):
         token = getattr(tokenizer, f"{off}_token_id", None)
         if token is None:
             raise InputError(f"the tokenizer has no {off} token; say off='fill' or off='drop'")
-        return SwitchedOff(False, int(token))
+        return SwitchedOff(None, int(token))
     plain = {"add_special_tokens": False} if hasattr(tokenizer, "all_special_ids") else {}
     for word in NEUTRAL if neutral is None else (neutral,):
         try:
@@ -222,7 +299,7 @@ def switched_off(tokenizer: Any, off: str, neutral: str | None) -> SwitchedOff:
         except (KeyError, ValueError):
             continue
         if len(made) == 1 and made[0] != getattr(tokenizer, "unk_token_id", None):
-            return SwitchedOff(False, int(made[0]))
+            return SwitchedOff(None, int(made[0]))
     tried = repr(neutral) if neutral is not None else "none of " + ", ".join(map(repr, NEUTRAL))
     raise InputError(
         f"{tried} is {'not ' if neutral is not None else ''}a single token of this tokenizer; say "
@@ -230,15 +307,24 @@ def switched_off(tokenizer: Any, off: str, neutral: str | None) -> SwitchedOff:
     )
 
 
-def _side(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Tensor]:
-    """What the model gets besides the gates: prompts that end together, answers that begin together."""
-    tokens = _rows([p.ids for p in prompts], 0, left=True)
+def _side(
+    prompts: Sequence[Prompt],
+    answers: Sequence[Answer],
+    encodes: bool = False,
+    others: Sequence[Prompt] | None = None,
+) -> dict[str, Tensor]:
+    """What the model gets besides the gates: prompts that end together, answers that begin together.
+
+    Prompts that an encoder reads begin together, too.
+    """
+    left = not encodes
+    tokens = _rows([p.ids for p in prompts], 0, left)
     answer = _rows([a.tokens for a in answers], 0)
     foil = _rows([a.foil_tokens or a.tokens[:1] for a in answers], 0)
     return {
         "tokens": tokens,
-        "attended": _rows([[1] * len(p.ids) for p in prompts], 0, left=True).bool(),
-        "unit": _rows([p.unit for p in prompts], -1, left=True),
+        "attended": _rows([[1] * len(p.ids) for p in prompts], 0, left).bool(),
+        "unit": _rows([p.unit for p in prompts], -1, left),
         "answer": answer,
         "answered": _rows([[1] * len(a.tokens) for a in answers], 0).bool(),
         "judged": _rows([[i in a.judged for i in range(len(a.tokens))] for a in answers], 0).bool(),
@@ -248,6 +334,7 @@ def _side(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Ten
         "foil_judged": _rows(
             [[i in a.foil_judged for i in range(len(a.foil_tokens or a.tokens[:1]))] for a in answers], 0
         ).bool(),
+        **({} if others is None else {"instead": _rows([p.ids for p in others], -1)}),
     }
 
 
@@ -279,47 +366,61 @@ class Answer:
 
 
 def answer_of(
-    tokenizer: Any, prompt: Prompt, answer: str | tuple[int, ...], foil: str | None, part: Any, number: int
+    tokenizer: Any,
+    prompt: Prompt,
+    answer: str | tuple[int, ...],
+    foil: str | None,
+    part: Any,
+    number: int,
+    encodes: bool = False,
 ) -> Answer:
     """An answer and its foil as tokens behind a prompt; `part` is a text in the answer, or token numbers.
 
     What was generated are tokens, and stays: its text might be cut into others.
     """
-    special = not prompt.chat
+
+    def cut(text: str) -> Tokens:
+        return continued(tokenizer, None if encodes else prompt.tokens, text, number, not prompt.chat)
+
     if isinstance(answer, tuple):
-        text, tokens = str(tokenizer.decode(list(answer))), answer
+        text = str(tokenizer.decode(list(answer)))
+        made = tokenized(tokenizer, text, number, special=False)
+        made = made if made.ids == answer else Tokens(text, answer, ())
     else:
-        text, tokens = answer, continued(tokenizer, prompt.tokens, answer, number, special)
-    judged = _judged(tokenizer, text, tokens, part, number)
+        made = cut(answer)
+    text, tokens, judged = made.text, made.ids, _judged(made, part, number)
     if foil is None:
         return Answer(text, tokens, judged)
-    against = continued(tokenizer, prompt.tokens, foil, number, special)
-    if against == tokens:
+    against = cut(foil)
+    if against.ids == tokens:
         raise InputError(f"answer and foil of prompt {number} are the same text {text!r:.40}")
-    if part is not None and len(against) != len(tokens):
+    if part is not None and len(against.ids) != len(tokens):
         raise InputError(
-            f"a part of the answer to prompt {number} is judged, and its foil of {len(against)} tokens for "
-            f"{len(tokens)} has no such part; give a foil of equally many tokens, or none"
+            f"a part of the answer to prompt {number} is judged, and its foil of {len(against.ids)} tokens "
+            f"for {len(tokens)} has no such part; give a foil of equally many tokens, or none"
         )
-    return Answer(text, tokens, judged, foil, against, tuple(range(len(against))) if part is None else judged)
+    return Answer(
+        text, tokens, judged, foil, against.ids, _judged(against, None, number) if part is None else judged
+    )
 
 
-def _judged(tokenizer: Any, text: str, tokens: tuple[int, ...], part: Any, number: int) -> tuple[int, ...]:
+def _judged(made: Tokens, part: Any, number: int) -> tuple[int, ...]:
+    """Which tokens are judged: those with characters, or a part of them."""
     if part is None:
-        return tuple(range(len(tokens)))
+        own = tuple(place for place, (a, b) in enumerate(made.offsets) if b > a)
+        return own or tuple(range(len(made.ids)))
     if isinstance(part, str):
-        at = text.find(part)
-        made = tokenized(tokenizer, text, number, special=False)
-        if at < 0 or not part or made.ids != tokens:
+        at = made.text.find(part)
+        if at < 0 or not part or not made.offsets:
             raise InputError(
                 f"the part {part!r:.40} of the answer to prompt {number} is not in it, or not among its "
                 "tokens; give their numbers"
             )
         return tuple(i for i, (a, b) in enumerate(made.offsets) if a < at + len(part) and at < b)
     chosen = tuple(sorted({int(place) for place in part}))
-    if not chosen or chosen[0] < 0 or chosen[-1] >= len(tokens):
+    if not chosen or chosen[0] < 0 or chosen[-1] >= len(made.ids):
         raise InputError(
-            f"parts {chosen} of an answer of {len(tokens)} tokens to prompt {number} are not there"
+            f"parts {chosen} of an answer of {len(made.ids)} tokens to prompt {number} are not there"
         )
     return chosen
 
@@ -333,13 +434,16 @@ def generated(
     """
     own = private_copy(model).eval()
     home = next((p.device for p in model.parameters()), torch.device("cpu"))
-    ends = _ends(own, tokenizer)
+    ends, start = _ends(own, tokenizer), decoder_start(own)
     answers = []
     for number, prompt in enumerate(prompts):
-        ids, length = torch.tensor([prompt.ids], device=home), len(prompt.ids)
+        ids = torch.tensor([prompt.ids if start is None else (start,)], device=home)
+        read = {} if start is None else {"input_ids": torch.tensor([prompt.ids], device=home)}
+        length = ids.shape[1]
         for _ in range(new_tokens if most is None else min(new_tokens, most - length)):
             with torch.no_grad():
-                token = plain_output(own(ids))[:, -1].argmax(-1, keepdim=True)
+                said = own(ids) if start is None else own(**read, decoder_input_ids=ids)
+                token = plain_output(said)[:, -1].argmax(-1, keepdim=True)
             if int(token) in ends:
                 break
             ids = torch.cat([ids, token], 1)
@@ -361,7 +465,7 @@ def evaluated(task: Generation, gates: Tensor, side: Side) -> tuple[Tensor, Tens
     found = []
     with task.session():
         model = task.predictor.model
-        assert isinstance(model, PromptModel)
+        assert isinstance(model, AnswerModel)
         for at in range(0, len(gates), task.predictor.rows):
             some = slice(at, at + task.predictor.rows)
             found.append(model.answers(gates[some], take_side(side, some)))  # type: ignore[arg-type]
@@ -379,63 +483,111 @@ def learn_predictions(task: Generation) -> None:
 
 # --- whether a model follows what off means -------------------------------------------------------------
 
-WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
-"""What configurations call the number of tokens that a layer looks back."""
 _APART = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.1}
 """By how much answers may differ that should be the same, by precision."""
+_READ_AHEAD = ("MaskedLM", "Classification", "QuestionAnswering", "MultipleChoice")
+"""How the classes of transformers are called that read a text as a whole."""
 
 
 def check_exact(task: Generation) -> None:
     """Refuse a model that is not causal, or that does not follow what `off` means.
 
-    A padded prompt is evaluated without padding; one whose first unit is off with the token in its place,
-    or shortened in fact.
+    A prompt whose first unit is off is evaluated with the token in its place.
     """
     side = task.side
     assert isinstance(side, dict)
     _check_causal(task, side)
-    padding = (~side["attended"]).sum(1)
-    if int(padding.max()):
-        place = int(padding.argmax())
-        _same(task, place, task.inputs[place], "padding in front of it")
-    if task.off == "drop":
-        _check_window(task)
-    if task.off != "zero":
-        gates = task.inputs[0].clone()
-        gates[0] = 0
-        _same(task, 0, gates, "units that are off")
-
-
-def check_left(task: Generation, dropped: int | None = None) -> None:
-    """Refuse prompts of which nothing is left when all units, or so many, are dropped."""
-    for number, prompt in enumerate(task.prompts):
-        if min(prompt.unit) >= 0 and len(prompt.units) <= (dropped or len(prompt.units)):
+    model = task.predictor.source.module
+    assert isinstance(model, PromptModel)
+    if model.off.token is not None:
+        gates = task.inputs[:1].clone()
+        gates[0, 0] = 0
+        row = _row(task, 0)
+        off = row["unit"] == 0
+        plain = {**row, "tokens": torch.where(off, model.off.token, row["tokens"])}
+        (one, _, _), (two, _, _) = evaluated(task, gates, row), evaluated(task, task.inputs[:1], plain)
+        if not near(one, two, _APART[model.precision]):
             raise InputError(
-                f"with all units dropped nothing is left of prompt {number} for an answer to follow: put "
-                "what is asked behind the units (questions=...), or say off='fill'"
+                f"to this model prompt 0 with units that are off is another prompt: the response is "
+                f"{float(one):.4g} with the token put in by its embedding, {float(two):.4g} with the token "
+                "itself; say off='drop'"
             )
 
 
-def _check_window(task: Generation) -> None:
-    """Refuse layers that look back so many tokens, hidden ones too: the shorter text would show them more."""
+def learn_padding(task: Generation) -> None:
+    """Let prompts of different lengths share a pass, with padding, where the model follows that."""
+    model, side = task.predictor.source.module, task.side
+    assert isinstance(model, PromptModel)
+    assert isinstance(side, dict)
+    needed = model.off.rewrite is not None or not bool(side["attended"].all())
+    padded = task._asked(pads=True)
+    if not needed or _pads(padded):
+        task.__dict__["predictor"] = padded.predictor
+
+
+def _pads(task: Generation) -> bool:
+    """Whether the longest prompt without its first tokens is answered alike alone, and padded beside itself.
+
+    A window or a scan may see padding, and attention may answer NaN where all that it sees is padding.
+    """
+    assert isinstance(task.side, dict)
+    lengths = task.side["attended"].sum(1)
+    longest = int(lengths.argmax())
+    row, width = _row(task, longest), int(lengths.max())
+    less = min(max(3, width - int(lengths.min())), width - 1)
+    with task.session():
+        model = task.predictor.model
+        assert isinstance(model, PromptModel)
+        config = getattr(model.model, "config", None)
+        if "attention_mask" not in model.takes or getattr(config, "attention_chunk_size", None):
+            return False
+        whole = row["tokens"][row["attended"]][None]
+        cut = whole[:, less:]
+        both = torch.cat([nn.functional.pad(cut, (less, 0) if model.start is None else (0, less)), whole])
+        there = torch.ones_like(both, dtype=torch.bool)
+        there[0, slice(None, less) if model.start is None else slice(-less, None)] = False
+        answer = row["answer"].expand(2, -1)
+        answered = torch.ones_like(answer, dtype=torch.bool)
+        kept = answer.shape[1] if bool(task.side["answered"].all()) else 1  # answers are padded, too
+        answered[0, kept:] = False
+        one = model.logits(
+            cut,
+            torch.ones_like(cut, dtype=torch.bool),
+            torch.ones_like(cut).to(task.inputs),
+            answer[:1],
+            answered[1:],
+        )
+        two = model.logits(both, there, there.to(task.inputs), answer, answered)
+    return near(two[:1, :kept], one[:, :kept], _SAME[model.precision])
+
+
+def _row(task: Generation, place: int) -> dict[str, Tensor]:
+    """The side inputs of one prompt."""
+    row = take_side(task.side, slice(place, place + 1))
+    assert isinstance(row, dict)
+    return row
+
+
+_SAME = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2}
+"""By how much logits may differ, as a share of the largest, between a prompt and the same with padding."""
+
+
+def check_left(task: Generation, dropped: int | None = None) -> None:
+    """Refuse prompts of which nothing is left when all units, or so many, are off; templates that refuse."""
     model = task.predictor.source.module
     assert isinstance(model, PromptModel)
-    config = getattr(model.model, "config", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding"]
-    if getattr(config, "use_sliding_window", True) is False or {*kinds} == {"full_attention"}:
-        return
-    stated = [getattr(config, name, None) for name in WINDOWS]
-    window = min((each for each in stated if isinstance(each, int)), default=None)
-    # the last token of an answer is predicted, not read
-    read = max(
-        len(prompt.ids) + max(len(answer.tokens), len(answer.foil_tokens or ())) - 1
-        for prompt, answer in zip(task.prompts, task.answers, strict=True)
-    )
-    if window is not None and window < read:
-        raise InputError(
-            f"layers of this model look back {window} tokens, those that are dropped included, and a prompt "
-            f"with its answer has {read}: say off='fill'"
-        )
+    rewrite = model.off.rewrite
+    assert rewrite is not None
+    units = task.space.n_features
+    one = torch.eye(units, dtype=torch.bool, device=task.device)
+    for number, prompt in enumerate(task.prompts):
+        cases = [~one[: len(prompt.units)]] if dropped else [~one[: len(prompt.units)], one[:1] & False]
+        for on in torch.cat(cases):
+            if not rewrite(_row(task, number), on[None])[0]:
+                raise InputError(
+                    f"with all units dropped nothing is left of prompt {number} for an answer to follow: put "
+                    "what is asked behind the units (questions=...), or say off='fill'"
+                )
 
 
 def _check_causal(task: Generation, side: dict[str, Tensor]) -> None:
@@ -457,32 +609,4 @@ def _check_causal(task: Generation, side: dict[str, Tensor]) -> None:
         raise InputError(
             "what the model answers at the last token but one of prompt 0 changes with the last one, so it "
             "is no causal language model (...ForCausalLM): it would know the answer it is asked for"
-        )
-
-
-def _same(task: Generation, place: int, gates: Tensor, what: str) -> None:
-    row = take_side(task.side, slice(place, place + 1))
-    assert isinstance(row, dict)
-    unit = row["unit"][0]
-    on, read = (unit < 0) | (gates[unit.clamp(min=0)] > 0), row["attended"][0]
-    with task.session():
-        model = task.predictor.model
-        assert isinstance(model, PromptModel)
-        if model.off.token is None:
-            read = read & on
-        tokens = torch.where(on, row["tokens"], model.off.token or 0)
-        plain = {
-            "tokens": tokens[:, read],
-            "attended": row["attended"][:, read],
-            "unit": row["unit"][:, read],
-        }
-        one = model.answers(gates[None], row)[0]
-        # nothing is left to switch, so that all that is there is on
-        two = model.answers(torch.ones_like(gates[None]), {**row, **plain})[0]
-    if not near(one, two, _APART[model.precision]):
-        raise InputError(
-            f"to this model prompt {place} with {what} is another prompt: the response is {float(one):.4g} "
-            f"with, {float(two):.4g} without. Its forward has to take attention_mask and position_ids and to "
-            "follow both, with no window shorter than the prompt; or give prompts of equally many tokens and "
-            "off='fill'"
         )

@@ -205,11 +205,12 @@ def _known(task: Generation, values: Tensor) -> Tensor:
 
 def _other(task: Generation) -> tuple[Generation | None, str]:
     """The same prompts with the other meaning of off, where the model and the tokenizer allow one."""
-    off = "fill" if task.off == "drop" else "drop"
+    off = "fill" if task.off in ("drop", "tokens") else "drop"
     try:
+        other = task._meaning(off)
         if off == "drop":
-            check_left(task, dropped=1)  # no more than one unit is
-        return task._meaning(off), f"off={task.off!r} and off={off!r}"
+            check_left(other, dropped=1)  # no more than one unit is
+        return other, f"off={task.off!r} and off={off!r}"
     except VeridicalError as error:
         return None, f"only off={task.off!r} works here ({error})"
 
@@ -223,6 +224,7 @@ def _counted(task: Generation, gates: Tensor, side: Any) -> tuple[Tensor, Tensor
 
 def _random_spans(task: Generation, first: Tensor, fall: Tensor, draws: int, key: Key) -> Tensor:
     """The share of random spans of tokens, as many as the first unit has, whose removal costs as much."""
+    task = task._meaning("tokens") if task.off in ("drop", "swap") else task
     side = repeat_side(task.side, draws)
     assert isinstance(side, dict)
     unit = side["unit"].clone()

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from operator import index
 from typing import Any, Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from veridical.errors import InputError, warn
 
@@ -144,20 +144,25 @@ def _not_round(text: str, back: str, prompt: int) -> InputError:
     )
 
 
-def continued(tokenizer: Any, prompt: Tokens, answer: str, number: int, special: bool) -> tuple[int, ...]:
-    """The tokens of an answer as they follow the prompt."""
+def continued(tokenizer: Any, prompt: Tokens | None, answer: str, number: int, special: bool) -> Tokens:
+    """The tokens of an answer as they follow the prompt; None where a decoder begins with it."""
     if not isinstance(answer, str) or not answer:
         raise InputError(
             f"the answer to prompt {number} is empty; give the text whose probability is explained"
         )
-    whole = tokenized(tokenizer, prompt.text + answer, number, special).ids
-    if whole[: len(prompt.ids)] == prompt.ids and len(whole) > len(prompt.ids):
-        return whole[len(prompt.ids) :]
+    if prompt is None:
+        made = tokenized(tokenizer, answer, number)
+        last = max(place for place, (start, stop) in enumerate(made.offsets) if stop > start) + 1
+        return Tokens(answer, made.ids[:last], made.offsets[:last])
+    whole, begin = tokenized(tokenizer, prompt.text + answer, number, special), len(prompt.text)
+    if whole.ids[: len(prompt.ids)] == prompt.ids and len(whole.ids) > len(prompt.ids):
+        offsets = tuple((max(0, a - begin), b - begin) for a, b in whole.offsets[len(prompt.ids) :])
+        return Tokens(answer, whole.ids[len(prompt.ids) :], offsets)
     warn(
         f"the last word of prompt {number} and the first of {answer!r:.40} would share a token and are read "
         "as two, which the model has rarely seen; let the blank between them begin the answer"
     )
-    return tokenized(tokenizer, answer, number, special=False).ids
+    return tokenized(tokenizer, answer, number, special=False)
 
 
 # --- prompts --------------------------------------------------------------------------------------------
@@ -180,8 +185,13 @@ class Prompt:
     """The text of each unit."""
     places: tuple[Span, ...]
     """Where in the text each unit begins and ends."""
-    chat: bool
-    """Whether a chat template made the text, special tokens and all."""
+    turns: tuple[tuple[str, int, int], ...] = ()
+    """Role of each message of a chat, and where in the text it begins and ends; empty for a text."""
+
+    @property
+    def chat(self) -> bool:
+        """Whether a chat template made the text, special tokens and all."""
+        return bool(self.turns)
 
     @property
     def tokens(self) -> Tokens:
@@ -190,9 +200,14 @@ class Prompt:
 
 
 def read_prompts(
-    tokenizer: Any, prompts: Any, questions: Any, units: Units, spans: Literal["character", "token"]
+    tokenizer: Any,
+    prompts: Any,
+    questions: Any,
+    units: Units,
+    spans: Literal["character", "token"],
+    ended: bool = False,
 ) -> tuple[Prompt, ...]:
-    """Every prompt with its units."""
+    """Every prompt with its units; `ended` lets an end token stand behind it, as an encoder reads it."""
     if prompts is None or isinstance(prompts, int | float | Mapping):
         raise InputError(f"prompts are a list of texts or of chats; got {type(prompts).__name__}")
     given = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -208,7 +223,7 @@ def read_prompts(
     if isinstance(units, str) and units not in get_args(UnitKind):
         raise InputError(f"units are {', '.join(get_args(UnitKind))}, or spans; got {units!r}")
     return tuple(
-        _read(tokenizer, prompt, behind[i], units if own is None else own[i], spans, i)  # type: ignore[arg-type]
+        _read(tokenizer, prompt, behind[i], units if own is None else own[i], spans, i, ended)  # type: ignore[arg-type]
         for i, prompt in enumerate(given)
     )
 
@@ -220,16 +235,22 @@ def _read(
     units: str | Sequence[Span],
     spans: str,
     number: int,
+    ended: bool,
 ) -> Prompt:
     chat = not isinstance(prompt, str)
+    turns: tuple[tuple[str, int, int], ...] = ()
     if isinstance(prompt, str):
         text, contents = prompt + question, [(0, len(prompt))]
     else:
-        text, contents = _chat(tokenizer, prompt, question, number)
+        text, contents, turns = _chat(tokenizer, prompt, question, number)
     if not text.strip():
         raise InputError(f"prompt {number} is empty")
     made = tokenized(tokenizer, text, number, special=not chat)
-    if not chat and made.ids[-1] in getattr(tokenizer, "all_special_ids", ()) and made.offsets[-1][1] == 0:
+    if (
+        not (chat or ended)
+        and made.ids[-1] in getattr(tokenizer, "all_special_ids", ())
+        and made.offsets[-1][1] == 0
+    ):
         raise InputError(
             f"the tokenizer ends prompt {number} with {tokenizer.decode(made.ids[-1:])!r}, behind which an "
             "answer would follow the end of a text; load it with add_eos_token=False"
@@ -253,7 +274,7 @@ def _read(
             f"prompt {number} has no {units if isinstance(units, str) else 'unit'} to switch off"
         )
     names = tuple(text[a:b].strip() or text[a:b] for a, b in places)
-    return Prompt(text, made.ids, tuple(unit), names, tuple(places), chat)
+    return Prompt(text, made.ids, tuple(unit), names, tuple(places), turns)
 
 
 def _within(start: int, stop: int, contents: list[Span]) -> bool:
@@ -274,8 +295,8 @@ def _places(
 
 def _chat(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], question: str, number: int
-) -> tuple[str, list[Span]]:
-    """The text that the chat template makes, and where the contents of the messages lie in it."""
+) -> tuple[str, list[Span], tuple[tuple[str, int, int], ...]]:
+    """The text that the chat template makes, and where its messages lie, without the question and with it."""
     try:
         turns = [{"role": str(m["role"]), "content": m["content"]} for m in messages]
     except (TypeError, KeyError):
@@ -290,13 +311,7 @@ def _chat(
     sizes = [len(turn["content"].strip()) for turn in turns]
     turns[-1]["content"] += question
     marked = [{**turn, "content": f"veridical{i}message"} for i, turn in enumerate(turns)]
-    try:
-        text, frame = (
-            str(tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True))
-            for each in (turns, marked)
-        )
-    except Exception as error:  # a template is a program of its own
-        raise InputError(f"the chat template refuses prompt {number}: {error}") from error
+    text, frame = (_templated(tokenizer, each, number) for each in (turns, marked))
     # by what stands around the messages: what they say may stand in the template, too
     around = re.split("|".join(turn["content"] for turn in marked), frame)
     for trim in (str, str.strip):
@@ -306,12 +321,97 @@ def _chat(
             break
     else:
         raise InputError(f"the chat template changes a message of prompt {number}, so its units are lost")
-    spans, at = [], 0
-    for before, content, size in zip(around, contents, sizes, strict=False):
+    spans, whole, at = [], [], 0
+    for before, content, size, turn in zip(around, contents, sizes, turns, strict=False):
         start = at + len(before) + len(content) - len(content.lstrip())
-        spans.append((start, start + size))
         at += len(before) + len(content)
-    return text, spans
+        spans.append((start, start + size))
+        whole.append((turn["role"], start, at))
+    return text, spans, tuple(whole)
+
+
+def _templated(tokenizer: Any, turns: Sequence[Mapping[str, str]], number: int) -> str:
+    try:
+        return str(tokenizer.apply_chat_template([*turns], tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # a template is a program of its own
+        raise InputError(f"the chat template refuses prompt {number}: {error}") from error
+
+
+# --- the text without some units ------------------------------------------------------------------------
+
+
+def text_left(tokenizer: Any, prompt: Prompt, on: Sequence[bool], other: Prompt | None = None) -> str:
+    """The text without the units that are off, or with those of the `other` prompt in their places.
+
+    The blank in front of a unit goes with it where another blank, or nothing, follows. A message of a chat of
+    which nothing is left is left out, and the template writes the others; the last stays, empty, where
+    nothing is left of any.
+    """
+    if all(on):
+        return prompt.text
+    if not prompt.chat:
+        return _left(prompt, on, other, 0, len(prompt.text))
+    turns = [
+        {"role": role, "content": _left(prompt, on, other, start, stop)}
+        for role, start, stop in prompt.turns
+        if start == stop or _left(prompt, on, other, start, stop).strip()
+    ]
+    turns = turns or [{"role": prompt.turns[-1][0], "content": ""}]
+    try:
+        return _templated(tokenizer, turns, 0)
+    except InputError as error:
+        raise InputError(f"{error}, without some of its messages; say off='tokens'") from error
+
+
+def _left(prompt: Prompt, on: Sequence[bool], other: Prompt | None, start: int, stop: int) -> str:
+    left, at = "", start
+    for number, (a, b) in enumerate(prompt.places):
+        if on[number] or not start <= a < stop:
+            continue
+        left += prompt.text[at:a]
+        unit, at = prompt.text[a:b], b
+        if other is not None:
+            core, (c, d) = unit.strip(), other.places[number]
+            left += unit.replace(core, other.text[c:d].strip(), 1) if core else other.text[c:d]
+        elif not unit[-1:].isspace() and not prompt.text[at:stop][:1].strip():
+            left = left.rstrip(" ")
+    return left + prompt.text[at:stop]
+
+
+class TextLeft:
+    """Writes prompts without units, or with those of other prompts, and cuts the texts into tokens."""
+
+    def __init__(
+        self, tokenizer: Any, prompts: Sequence[Prompt], others: Sequence[Prompt] | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        own = (prompt.ids for prompt in (others or prompts))
+        self.known = {
+            (prompt.ids, prompt.unit, ids): (prompt, None if others is None else others[number])
+            for number, (prompt, ids) in enumerate(zip(prompts, own, strict=True))
+        }
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TextLeft:
+        return self  # never written to, and a tokenizer is large
+
+    def __repr__(self) -> str:
+        return "drop" if all(other is None for _, other in self.known.values()) else "swap"
+
+    def texts(self, side: Mapping[str, Tensor], on: Tensor) -> list[tuple[Prompt, str]]:
+        """Each row's prompt, and the text that is left of it."""
+        found = []
+        for row, units in enumerate(on.tolist()):
+            there = side["attended"][row]
+            ids, unit = (tuple(side[name][row][there].tolist()) for name in ("tokens", "unit"))
+            instead = side["instead"][row] if "instead" in side else None
+            third = ids if instead is None else tuple(instead[instead >= 0].tolist())
+            prompt, other = self.known[ids, unit, third]
+            found.append((prompt, text_left(self.tokenizer, prompt, units, other)))
+        return found
+
+    def __call__(self, side: Mapping[str, Tensor], on: Tensor) -> list[tuple[int, ...]]:
+        left = self.texts(side, on)
+        return [tokenized(self.tokenizer, text, 0, not prompt.chat).ids for prompt, text in left]
 
 
 # --- limits of a model ----------------------------------------------------------------------------------

@@ -117,6 +117,12 @@ def _check(task: Task) -> None:
             "prompt twice, and units inside it are switched in one pass: give foils that differ in the last "
             "token alone, or none"
         )
+    one_by_one = isinstance(model, PromptModel) and not model.pads and isinstance(task.side, dict)
+    if one_by_one and not bool(task.side["attended"].all()):  # type: ignore[call-overload]
+        raise NotApplicableError(
+            "this model does not follow padding, so that prompts of other lengths are evaluated apart, and "
+            "units inside it are switched in one pass: give prompts of equally many tokens"
+        )
 
 
 def _dtype(task: Task) -> torch.dtype:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from veridical.core.space import Space
+from veridical.errors import NotApplicableError
 from veridical.models.inner_units import Switched
 from veridical.models.prompts import PromptLogits, PromptModel
 from veridical.values.task import Task
@@ -158,6 +159,9 @@ def asks_prompts(task: Task) -> bool:
 
 def at_logits(task: Task) -> Task:
     """The same prompts answered by logits: a normaliser carries nothing back. Other tasks stay themselves."""
+    model = task.predictor.model
+    if getattr(getattr(model, "module", model), "wanted", "log_probability") != "log_probability":
+        raise NotApplicableError("perplexity and entropy are no logits, which this method follows")
     return _answered(task, PromptLogits)
 
 
