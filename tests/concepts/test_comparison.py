@@ -153,6 +153,27 @@ def test_what_shows_too_much_is_set_apart_whoever_stands_beside_it(head, train, 
         assert "Set apart: " in repr(found.verdict)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_no_verdict_changes_when_another_entry_joins(head, train, test, seed):
+    """Random sets of methods and sizes; the one that joins may share a name with one that is there."""
+    pick = np.random.default_rng(seed)
+    kinds = (PCA, KMeans, vd.concepts.ICE, vd.concepts.CDISCO, vd.concepts.ICA, vd.concepts.MCD)
+    chosen = [kinds[k](int(pick.integers(1, 9))) for k in pick.choice(6, 3, replace=False)]
+    joins = kinds[pick.integers(6)](int(pick.integers(9, 13)))
+    few, more = (
+        vd.concepts.compare(train, entries, test=test, head=head) for entries in (chosen, [*chosen, joins])
+    )
+    labels = dict(zip(few.judgements, list(more.judgements), strict=False))
+    before = {labels[p.method]: p for p in few.verdict.places}
+    after = {p.method: p for p in more.verdict.places if p.method in before}
+    for name, place in before.items():
+        same = replace(after[name], method=place.method, gap_to_best=place.gap_to_best)
+        assert same == place
+    assert list(after) == list(before)
+    if more.verdict.best in before:
+        assert more.verdict.best == labels[few.verdict.best]
+
+
 def test_outputs_without_concepts_are_counted_and_named(head, train, test):
     """They were averaged into the number of concepts, and the print did not mention them."""
     one = train.take(train.outputs.argmax(1) == 1)
@@ -232,11 +253,8 @@ def test_parsimony_takes_a_task_and_a_name():
     assert (ready.counts, ready.suggested()) == ((1,), None)
 
 
-def test_an_audit_judges_concepts_by_itself():
+def test_an_audit_judges_the_concepts_it_is_given():
     task = vd.tasks.load("digits")[:64]
-    found = vd.audit(task, explainers=["saliency"], effort="glance", samples=8)
-    assert found.concepts is not None
-    assert "pca" in found.concepts.judgements
+    found = vd.audit(task, explainers=["saliency"], effort="glance", samples=24, concepts=["ica"])
+    assert list(found.concepts.judgements) == ["ica"]
     assert found.to_json()["concepts"]["sentences"]
-    chosen = vd.audit(task, explainers=["saliency"], effort="glance", samples=8, concepts=["ica"])
-    assert list(chosen.concepts.judgements) == ["ica"]

@@ -269,25 +269,46 @@ def test_the_split_of_errors_is_against_the_model():
     assert found.linearisation == pytest.approx(float(straight), rel=1e-6)
 
 
-DECODERS = {
-    "GPT2": ({"n_embd": 16, "n_layer": 2, "n_head": 2}, "transformer.h.0"),
-    "Llama": ({"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}, "model.layers.0"),
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+DISTIL = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2}
+MAPS = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "num_channels": 1}
+ARCHITECTURES = {
+    "ViT": ({**SMALL, "image_size": 16, "patch_size": 4, "num_channels": 1}, "classifier", "vit.layers.0"),
+    "ResNet": (MAPS, "classifier.1", "resnet.encoder.stages.0"),
+    "Bert": (SMALL, "classifier", "bert.encoder.layer.0"),
+    "DistilBert": (DISTIL, "classifier", "distilbert.transformer.layer.0"),
+    "Roberta": (SMALL, "classifier.out_proj", "roberta.encoder.layer.0"),
+    "GPT2": (GPT2, "score", "transformer.h.0"),
+    "Llama": (SMALL, "score", "model.layers.0"),
 }
+"""Sizes of each, the head that is found, and an inner block."""
 
 
 @pytest.mark.extras
-@pytest.mark.parametrize("kind", DECODERS)
-def test_decoders_that_classify_are_split_at_their_last_token(kind):
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_architectures_of_transformers_are_split_at_their_head(kind):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes, block = DECODERS[kind]
-    config = getattr(transformers, f"{kind}Config")(vocab_size=50, num_labels=3, pad_token_id=0, **sizes)
-    model = getattr(transformers, f"{kind}ForSequenceClassification")(config)
-    tokens = torch.randint(1, 50, (40, 9), generator=torch.Generator().manual_seed(1))
-    tokens[:20, 6:] = 0
-    task = vd.Task(model.eval(), tokens, train=tokens)
-    parts = vd.concepts.split(task)
-    assert (parts.layer, parts.read) == ("score", "token")
+    sizes, layer, block = ARCHITECTURES[kind]
+    images = "num_channels" in sizes
+    end = "Image" if images else "Sequence"
+    config = getattr(transformers, f"{kind}Config")(
+        num_labels=3, **sizes, **({} if images else {"vocab_size": 50, "pad_token_id": 0})
+    )
+    model = getattr(transformers, f"{kind}For{end}Classification")(config)
+    draws = torch.Generator().manual_seed(1)
+    rows = (
+        torch.rand(40, 1, 16, 16, generator=draws)
+        if images
+        else torch.randint(1, 50, (40, 9), generator=draws)
+    )
+    if not images:
+        rows[:20, 6:] = 0
+    parts = vd.concepts.split(vd.Task(model.eval(), rows, train=rows))
+    assert parts.layer == layer
     assert judge(vd.concepts.perfect(parts.head), parts.test(), parts.head).mae == 0
-    inner = vd.concepts.split(task, block, first_order=True, read="last")
-    assert inner.test().dimension == 16
+    inner = vd.concepts.split(
+        parts.task, block, first_order=True, read="mean" if kind == "ResNet" else "last"
+    )
+    assert inner.test().dimension == (8 if kind == "ResNet" else 16)

@@ -218,11 +218,11 @@ def decide(
     places = tuple(
         Place(
             name,
-            gap(errors[name], nothing, key / name),
+            gap(errors[name], nothing, key),
             judgements[name].concepts,
             len(judgements[name].flags),
-            {which: gap(theirs, errors[name], key / name / which) for which, theirs in controls.items()},
-            None if name == order[0] else gap(errors[name], first, key / name / "best"),
+            {which: gap(theirs, errors[name], key) for which, theirs in controls.items()},
+            None if name == order[0] else gap(errors[name], first, key),
             stable.get(name),
             apart[name],
         )
