@@ -49,9 +49,9 @@ def test_metric_keeps_its_promises(name: str, modality: str) -> None:
 
 
 def test_everything_applies_somewhere() -> None:
-    needs_a_package = {"tree_shap", "attention_rollout", "gradient_x_attention"}
+    of_other_models = {"tree_shap", "attention_rollout", "gradient_x_attention"}
     for table in (explainers, metrics):
-        for name in set(table) - needs_a_package:
+        for name in set(table) - of_other_models:
             thing = table.make(name)
             kinds = [
                 kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 from typing import Any
 
@@ -60,8 +59,6 @@ SPECIAL = {"focus": MOSAIC}
 OBJECTS = {"region_perturbation": "RegionPerturbation(patch=2)", "selectivity": "Selectivity(patch=2)"}
 """Where the defaults are made for larger pictures than digits."""
 METHODS = ("integrated_gradients", "saliency", "random")
-EXTRA = {"tree_shap": "shap"}
-"""Packages without which an example cannot run; the page then shows the code alone."""
 
 
 def run(code: str) -> tuple[dict[str, Any], str]:
@@ -78,11 +75,6 @@ def setup_for(entry: AnyMetric | Explainer) -> str | None:
     if entry.name in SPECIAL:
         return SPECIAL[entry.name]
     return next((setup for setup in SETUPS if entry.inapplicable_reason(run(setup)[0]["task"]) is None), None)
-
-
-def runnable(name: str) -> bool:
-    """Whether the packages are there that the example needs."""
-    return name not in EXTRA or importlib.util.find_spec(EXTRA[name]) is not None
 
 
 def metric_code(setup: str, name: str) -> str:

@@ -20,14 +20,9 @@ from veridical.models.predictor import Plan
 from veridical.testing import tiny_task
 
 EVERY = sorted(registry)
-PACKAGE = {"tree_shap"}
 TEXT = {"attention_rollout", "gradient_x_attention", "tree_shap"}  # on images of this model they do not apply
 OF_FEW = {"exact_shapley"}  # its own are in test_exact_shapley.py
-ON_IMAGES = [
-    pytest.param(name, marks=pytest.mark.extras) if name in PACKAGE else name
-    for name in EVERY
-    if name not in TEXT | OF_FEW
-]
+ON_IMAGES = [name for name in EVERY if name not in TEXT | OF_FEW]
 FEW: dict[str, dict[str, int]] = {
     "lime": {"draws": 40},
     "hsic": {"draws": 40},
@@ -93,7 +88,7 @@ def test_a_plain_function_is_explained_without_gradients_or_refused(name: str) -
     task = vd.Task(lambda x: x.reshape(len(x), -1) @ weights, like.inputs.numpy(), train=like.train.numpy())
     explainer = registry.make(name, **FEW.get(name, {}))
     needs = explainer.needs & {"gradient", "convolution", "attention"}
-    if not needs and name not in PACKAGE | OF_FEW:
+    if not needs and name not in {"tree_shap"} | OF_FEW:
         assert bool(explainer(task).values.isfinite().all())
     elif needs:
         with pytest.raises(NotApplicableError, match="These do:") as refusal:

@@ -12,7 +12,7 @@ import torch
 
 import veridical as vd
 from veridical.data import load_task
-from veridical.errors import InputError, NotApplicableError
+from veridical.errors import InputError
 from veridical.explainers.trees import TreeShap
 
 pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]
@@ -82,15 +82,26 @@ def test_regressors_answer_what_they_predict(package: str) -> None:
 def test_tree_shap_is_exact_and_keeps_its_law(package: str, kind: str) -> None:
     truth = {"two": TWO, "three": THREE, "amount": AMOUNT}[kind]
     task = vd.Task(fitted(package, NUMBERS, truth, kind == "amount"), NUMBERS[:6], train=NUMBERS)
-    if (package, kind) == ("catboost", "three"):
-        # shap ends the whole process there
-        assert "several classes as if they" in str(TreeShap().inapplicable_reason(task))
-        return
     assert "tree_shap" in vd.explainers.applicable(task)
     found, exact = vd.explain("tree_shap", task), vd.explain("exact_shapley", task)
     np.testing.assert_allclose(found.values.numpy(), exact.values.numpy(), atol=1e-5)
     assert found.provenance["completeness"]["largest_residual"] < 1e-4
     assert found.cost.forward == 0
+
+
+@pytest.mark.parametrize("more", [{"booster": "dart", "rate_drop": 0.3}, {"early_stopping_rounds": 1}])
+def test_tree_shap_reads_the_trees_that_xgboost_uses(more: dict[str, Any]) -> None:
+    model = xgboost.XGBRegressor(n_estimators=20, max_depth=3, n_jobs=1, **more)
+    model.fit(NUMBERS, AMOUNT, eval_set=[(NUMBERS[::-1], -AMOUNT)], verbose=False)
+    task = vd.Task(model, NUMBERS[:6], train=NUMBERS)
+    found, exact = (vd.explain(name, task).values.numpy() for name in ("tree_shap", "exact_shapley"))
+    np.testing.assert_allclose(found, exact, atol=1e-5)
+
+
+def test_what_is_not_read_rightly_is_refused() -> None:
+    model = fitted("lightgbm", NUMBERS, TWO, boosting_type="rf", bagging_freq=1, bagging_fraction=0.6)
+    reason = TreeShap().inapplicable_reason(vd.Task(model, NUMBERS[:6], train=NUMBERS))
+    assert "do not sum to what the model says" in str(reason)
 
 
 @pytest.mark.parametrize("package", CLASSES)
@@ -104,7 +115,8 @@ def test_categories_missing_values_and_names_of_classes(package: str) -> None:
     np.testing.assert_allclose(task.outputs[:, 1].numpy(), margins(model, ODD[:12]), rtol=1e-6)
     size = vd.explain("exact_shapley", task).values.abs().mean(0)
     assert size.topk(2).indices.sort().values.tolist() == [0, 3]  # age and site decide
-    assert "tree_shap" not in vd.explainers.applicable(task)  # it reads numbers
+    found, exact = (vd.explain(name, task).values.numpy() for name in ("tree_shap", "exact_shapley"))
+    np.testing.assert_allclose(found, exact, atol=1e-5)
     scores = (
         vd.score("pixel_flipping", task, "exact_shapley").mean(),
         vd.score("pixel_flipping", task, "random").mean(),
@@ -125,12 +137,8 @@ def test_boosters_are_their_estimators(package: str, kind: str, tmp_path) -> Non
     mixed = NUMBERS[["noise", "age", "dose"]].assign(spare=1.0)
     read = load_task(tmp_path / "booster.joblib", mixed, allow_code=True, samples=6)
     assert read.space.names == ("age", "dose", "noise")
-    if package == "lightgbm" and kind == "three":
-        with pytest.raises(NotApplicableError, match="LightGBM Boosters of several classes"):
-            vd.explain("tree_shap", own)
-    else:
-        values = [vd.explain("tree_shap", task).values for task in (own, theirs)]
-        np.testing.assert_allclose(values[0].numpy(), values[1].numpy(), atol=1e-6)
+    found, exact = (vd.explain("tree_shap", task).values.numpy() for task in (own, theirs))
+    np.testing.assert_allclose(found, exact, atol=1e-6)
 
 
 def test_catboost_without_a_kind_and_from_a_file(tmp_path) -> None:

@@ -11,7 +11,12 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.compose import make_column_transformer
+from sklearn.decomposition import PCA
 from sklearn.ensemble import (
+    AdaBoostClassifier,
+    ExtraTreesRegressor,
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
     RandomForestClassifier,
@@ -21,6 +26,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
+from sklearn.tree import DecisionTreeClassifier
 
 import veridical as vd
 from veridical.data import load_task
@@ -164,30 +170,54 @@ def test_one_of_several_quantities_is_explained_by_choice() -> None:
         assert vd.explain("exact_shapley", untold.with_targets(1)).values.shape == (5, 2)
 
 
-@pytest.mark.extras
-@pytest.mark.parametrize(
-    "model",
-    [HistGradientBoostingClassifier(max_iter=10), RandomForestClassifier(7, random_state=0)],
-    ids=["boosted", "forest"],
-)
+@pytest.mark.parametrize("model", [RandomForestClassifier(7, random_state=0), DecisionTreeClassifier(random_state=0)])
 def test_tree_shap_reads_trees_over_a_frame(model) -> None:
-    pytest.importorskip("shap")
     task = vd.Task(model.fit(NUMBERS, Y), NUMBERS[:8], train=NUMBERS)
     found = vd.explain("tree_shap", task)
     plain = model.fit(NUMBERS.to_numpy(float), Y)
     rows = vd.Task(plain, NUMBERS[:8].to_numpy(float), train=NUMBERS.to_numpy(float))
     assert torch.allclose(found.values, vd.explain("tree_shap", rows).values)
+    assert found.provenance["scale"] == "output of the trees"
+    assert found.provenance["completeness"]["largest_residual"] < 1e-9
 
 
-@pytest.mark.extras
-def test_tree_shap_is_the_exact_shapley_value_of_a_margin() -> None:
-    pytest.importorskip("shap")
-    model = HistGradientBoostingRegressor(max_iter=10).fit(NUMBERS, FRAME.a)
-    task = vd.Task(model, NUMBERS[:8], train=NUMBERS)
+ENCODED = make_column_transformer(
+    (OneHotEncoder(handle_unknown="ignore", sparse_output=False), ["site"]),
+    (SimpleImputer(), ["age", "dose"]),
+)
+SITES = pd.DataFrame(np.random.default_rng(4).normal(size=(80, 2)), columns=["age", "dose"]).assign(
+    site=pd.Categorical(list("xyzw") * 20)
+)
+SITES.loc[::9, "dose"], SITES.loc[::7, "site"] = np.nan, None
+SIZE = SITES.age + 2 * (SITES.site == "x") * SITES.dose.fillna(1)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        HistGradientBoostingRegressor(max_iter=10, categorical_features="from_dtype", min_samples_leaf=3),
+        HistGradientBoostingClassifier(max_iter=10, categorical_features="from_dtype", min_samples_leaf=3),
+        make_pipeline(ENCODED, GradientBoostingRegressor(n_estimators=10)),
+        make_pipeline(ENCODED, GradientBoostingClassifier(n_estimators=10)),
+        make_pipeline(ENCODED, ExtraTreesRegressor(10, random_state=0)),
+    ],
+    ids=lambda model: type(model[-1] if hasattr(model, "steps") else model).__name__,
+)
+def test_tree_shap_is_the_exact_shapley_value_with_categories_and_missing_values(model) -> None:
+    truth = np.digitize(SIZE, [-0.5, 1]) if hasattr(model, "predict_proba") else SIZE
+    task = vd.Task(model.fit(SITES, truth), SITES[:8], train=SITES)
     own, theirs = (vd.explain(name, task).values.double() for name in ("exact_shapley", "tree_shap"))
-    assert torch.allclose(own, theirs, atol=1e-5)
-    with pytest.raises(NotApplicableError, match="plain columns"):
-        vd.explain("tree_shap", vd.Task(PIPELINE, FRAME[:4], train=FRAME))
+    assert torch.allclose(own, theirs, atol=1e-6)
+
+
+def test_tree_shap_says_what_it_cannot_read() -> None:
+    for model, said in (
+        (make_pipeline(PCA(2), RandomForestClassifier(5)), "mixes columns of the table"),
+        (AdaBoostClassifier(n_estimators=3), "do not sum to what the model says"),
+        (LogisticRegression(), "finds no trees it can read in LogisticRegression"),
+    ):
+        with pytest.raises(NotApplicableError, match=said):
+            vd.explain("tree_shap", vd.Task(model.fit(NUMBERS, Y), NUMBERS[:4], train=NUMBERS))
 
 
 RNG_MISSING = np.random.default_rng(0)

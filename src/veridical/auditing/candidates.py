@@ -46,6 +46,7 @@ FAMILIES = (
     "rise",
     "permutation_importance",
     "tree_shap",
+    "exact_shapley",  # of few features: the measured effects take the same subsets
 )
 """One explainer per family: what an audit below `thorough` stages at, as far as they apply."""
 CONTROLS = ("random", "input_magnitude", "sobel")

@@ -10,7 +10,7 @@ from __future__ import annotations
 # fmt: off
 
 TABLE: dict[str, tuple[str, str]] = {
-    "veridical.explainers.adapters": ("", "BoundExplainer CaptumExplainer FunctionExplainer ShapExplainer ZennitExplainer adapted explained_output finished from_captum from_shap from_zennit seeded"),
+    "veridical.explainers.adapters": ("", "BoundExplainer CaptumExplainer FinishedMaps FunctionExplainer ShapExplainer ZennitExplainer adapted explained_output finished from_captum from_shap from_zennit seeded"),
     "veridical.explainers.attention": ("attention_rollout gradient_x_attention", "AttentionRollout AttentionWeights GradientXAttention run"),
     "veridical.explainers.backprop": ("deconvolution guided_backprop", "Deconvolution GuidedBackprop Rectifiers"),
     "veridical.explainers.base": ("", "Explainer applicable as_explainer keep_outputs register selected"),
