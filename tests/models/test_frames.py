@@ -170,7 +170,9 @@ def test_one_of_several_quantities_is_explained_by_choice() -> None:
         assert vd.explain("exact_shapley", untold.with_targets(1)).values.shape == (5, 2)
 
 
-@pytest.mark.parametrize("model", [RandomForestClassifier(7, random_state=0), DecisionTreeClassifier(random_state=0)])
+@pytest.mark.parametrize(
+    "model", [RandomForestClassifier(7, random_state=0), DecisionTreeClassifier(random_state=0)]
+)
 def test_tree_shap_reads_trees_over_a_frame(model) -> None:
     task = vd.Task(model.fit(NUMBERS, Y), NUMBERS[:8], train=NUMBERS)
     found = vd.explain("tree_shap", task)

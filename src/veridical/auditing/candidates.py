@@ -46,7 +46,6 @@ FAMILIES = (
     "rise",
     "permutation_importance",
     "tree_shap",
-    "exact_shapley",  # of few features: the measured effects take the same subsets
 )
 """One explainer per family: what an audit below `thorough` stages at, as far as they apply."""
 CONTROLS = ("random", "input_magnitude", "sobel")
@@ -87,7 +86,9 @@ def choose_explainers(
             (rivals if explainer.control else chosen)[name] = explainer
         elif not explainer.control:
             reason = explainer.inapplicable_reason(task)
-            if reason is None and not effort.variants and name not in FAMILIES:
+            # of few columns the measured effects take the subsets of exact Shapley values anyway
+            staged = name in FAMILIES or (name == "exact_shapley" and task.modality == "table")
+            if reason is None and not effort.variants and not staged:
                 reason = "a variant of others; it joins at effort 'thorough' or when named"
             if reason is None:
                 if effort.coarse and isinstance(explainer, PermutationImportance):
