@@ -295,10 +295,16 @@ def test_a_tied_map_has_the_mean_place_of_all_its_rankings(metric: str, features
     found = vd.qge.standing(task, metric, maps)
     assert set(found.method[:4]) == {"exact"}
     torch.testing.assert_close(found.percentile, truth, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("features", [6, 8])
+def test_sampled_intervals_of_tied_maps_cover_their_mean_place(features: int) -> None:
+    task, maps = table(features, 5, seed=3), five_maps(features)
+    truth = true_places(task, maps, "pixel_flipping")
     hits = []
-    for seed in range(5):
-        drawn = vd.qge.standing(task, metric, maps, exact=False, seed=seed)
-        hits.append((drawn.low <= truth) & (truth <= drawn.high))
+    for seed in range(12):
+        found = vd.qge.standing(task, "pixel_flipping", maps, exact=False, seed=seed)
+        hits.append((found.low <= truth) & (truth <= found.high))
     assert float(torch.stack(hits).double().mean()) >= 0.95
 
 
