@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -354,3 +356,57 @@ def test_an_answer_that_would_share_a_token_with_the_prompt_is_told(both):
     with pytest.warns(VeridicalWarning, match="would share a token"):
         task = vd.models.Generation(net, words, ["Ann has a c"], ["at"])
     assert task.answers[0].text == "at"
+
+
+def test_curves_name_what_is_asked(both):
+    net, words = both
+    for wanted, label in (("log_probability", "log-probability"), ("entropy", "entropy, sign turned")):
+        task = vd.models.Generation(net, words, TEXTS, [" dog", " cake"], questions=QUESTIONS, wanted=wanted)
+        for name in ("deletion", "comprehensiveness"):
+            scores = vd.score(name, task, "random")
+            assert scores.curve is None or label in scores.curve.y_label
+
+
+def test_gates_of_a_model_in_half_precision_keep_their_digits(both):
+    net, words = both
+    half = type(net)(net.config).bfloat16().eval()
+    with pytest.warns(VeridicalWarning, match="computes in"):
+        task = vd.models.Generation(half, words, TEXTS, [" dog", " cake"], questions=QUESTIONS)
+    assert vd.explain("input_x_gradient", task).values.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "kind", ["BertForMaskedLM", "SqueezeBertForMaskedLM", "GPT2ForSequenceClassification"]
+)
+def test_a_model_that_reads_a_text_as_a_whole_is_told_by_its_class(kind):
+    """However small its weights are: those of random ones hide that it reads ahead."""
+    import transformers
+
+    words = tokenizer()
+    shape = {"vocab_size": len(words), "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    if kind.startswith("Squeeze"):
+        shape |= {"embedding_size": 32, "intermediate_size": 48}
+    config = getattr(transformers, kind.split("For")[0] + "Config")(**shape, initializer_range=0.02)
+    with pytest.raises(InputError, match=f"{kind} reads a text as a whole"):
+        vd.models.Generation(getattr(transformers, kind)(config).eval(), words, TEXTS, [" dog", " cake"])
+
+
+def test_a_vision_tower_is_not_taken_for_the_text(both):
+    net, words = both
+
+    class Sees(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vision_tower, self.language_model = copy.deepcopy(net), net
+            self.config = net.config
+
+        def get_input_embeddings(self):
+            return self.language_model.get_input_embeddings()
+
+        def forward(self, input_ids, attention_mask=None, position_ids=None, pixel_values=None):
+            own = {"attention_mask": attention_mask, "position_ids": position_ids}
+            return self.language_model(input_ids, **own)
+
+    task = vd.models.Generation(Sees(), words, TEXTS[:1], [" dog"], questions=QUESTIONS[:1])
+    for units, count in ((vd.models.Heads(), 8), (vd.models.Mlps(), 2), (vd.models.Blocks(), 2)):
+        assert vd.data.switch(task, units).space.n_features == count

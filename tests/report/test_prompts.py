@@ -57,7 +57,7 @@ def test_the_page_shows_answers_beside_prompts_and_runs_nothing(tmp_path):
 def test_the_page_names_the_callers_model_its_scale_and_what_off_means():
     task = asked(prompts=("a b . b a . ", "a . b . "), foils=["a ", "b "])
     found = vd.evaluate(task, ["occlusion", "random"], ["pixel_flipping"])
-    assert "log-probability" in curves(found)[0]["y_label"]
+    assert curves(found)[0]["y_label"] == "log-odds of answer and foil"
     assert type(callers_module(task)) is CausalTransformer
     assert type(callers_module(vd.data.switch(task, vd.models.Heads()))) is CausalTransformer
     assert _removed(task) == "units are off: fill"

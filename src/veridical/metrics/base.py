@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -120,6 +121,11 @@ class AnyMetric(Settings):
             "torch": torch.__version__,
             **outcome.notes,
         }
+        curve = outcome.curve
+        if task.head == "generation" and curve is not None:
+            model = task.predictor.source.module
+            asks = getattr(getattr(model, "module", model), "asks", "log-probability")
+            curve = replace(curve, y_label=re.sub(r"\bprobability|\blogit", asks, curve.y_label))
         scores = Scores(
             outcome.values,
             self.better,
@@ -127,7 +133,7 @@ class AnyMetric(Settings):
             task.ids,
             who,
             outcome.flags,
-            outcome.curve,
+            curve,
             outcome.details,
             context.cost,
             provenance,

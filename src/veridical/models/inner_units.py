@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -197,10 +197,16 @@ class InnerUnits:
         """The layers named, or those whose last name is like the pattern."""
         if self.layers is not None:
             return self._named(model)
-        names = [n for n, _ in model.named_modules() if re.fullmatch(pattern, n.rsplit(".", 1)[-1])]
+        names = _of_text(n for n, _ in model.named_modules() if re.fullmatch(pattern, n.rsplit(".", 1)[-1]))
         if not names:
             raise NotApplicableError(f"no {what} is found in the model by its name; say layers=(...)")
         return names
+
+
+def _of_text(names: Iterable[str]) -> list[str]:
+    """Layers outside towers that read pictures or sound, where a model has others."""
+    found = list(names)
+    return [n for n in found if not re.search("vision|visual|image|audio", n)] or found
 
 
 @dataclass(frozen=True)
@@ -217,13 +223,13 @@ class Blocks(InnerUnits):
     """Whole blocks: what each adds to its input is one unit, so that a block that is off is skipped."""
 
     def sites(self, model: nn.Module) -> list[Site]:
-        found = self._named(model) or [
+        found = self._named(model) or _of_text(
             f"{name}.{place}" if name else str(place)
             for name, module in model.named_modules()
             if isinstance(module, nn.ModuleList)
             and re.fullmatch("h|layers|layer|blocks", name.rsplit(".", 1)[-1])
             for place in range(len(module))
-        ]
+        )
         if not found:
             raise NotApplicableError("no list of blocks is found in the model by its name; say layers=(...)")
         for name in found:
@@ -294,9 +300,8 @@ class Heads(InnerUnits):
 
     def sites(self, model: nn.Module) -> list[Site]:
         there = dict(model.named_modules())
-        names = (
-            self._named(model) if self.layers is not None else [n for n, m in there.items() if _attends(n, m)]
-        )
+        found = _of_text(n for n, m in there.items() if _attends(n, m))
+        names = found if self.layers is None else self._named(model)
         sites = [site for name in names if (site := self._site(there, name)) is not None]
         if not sites:
             raise NotApplicableError(

@@ -50,9 +50,19 @@ class AnswerModel(nn.Module):
     """
 
     expensive = True
+    gate_dtype = torch.float32
+    """Gates of a model in half precision: what is added up over them keeps its digits."""
     has_foil: bool
+    wanted: Wanted = "log_probability"
     no_gradient = ""
     """Why there is no gradient with respect to the gates; empty where there is one."""
+
+    @property
+    def asks(self) -> str:
+        """What the response is, in words."""
+        if self.wanted != "log_probability":
+            return f"{self.wanted}, sign turned"
+        return "log-odds of answer and foil" if self.has_foil else "log-probability"
 
     def forward(self, gates: Tensor, /, **side: Tensor) -> Tensor:
         response, said, _ = self.answers(gates, side)

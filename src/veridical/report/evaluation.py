@@ -124,7 +124,6 @@ def curves(
     evaluation: Scored, statuses: Mapping[str, str] | None = None, order: list[str] | None = None
 ) -> list[dict[str, Any]]:
     """The mean curve of every explainer under each metric that draws one."""
-    generation = getattr(getattr(evaluation, "task", None), "head", "") == "generation"
     out = []
     for what in evaluation.metrics:
         cells = [(who, evaluation.scores.get((who, what))) for who in order or evaluation.explainers]
@@ -132,14 +131,12 @@ def curves(
         if not drawn:
             continue
         _, first, direction = drawn[0]
-        # outputs for prompts are log-probabilities
-        y_label = first.y_label.replace("probability", "log-probability") if generation else first.y_label
         out.append(
             {
                 "metric": what,
                 "direction": direction.value,
                 "x_label": first.x_label,
-                "y_label": y_label,
+                "y_label": first.y_label,
                 "lines": [
                     {
                         "label": who,

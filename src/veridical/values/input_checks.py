@@ -166,6 +166,7 @@ def home_of(model: Any, device: torch.device | str | None) -> tuple[torch.device
             f"the model computes in {dtype}, which tells responses apart to about three digits; ties are "
             "counted on that grid. model.float() gives sharper scores"
         )
+        dtype = getattr(model, "gate_dtype", dtype)
     return home or as_device(device or "cpu"), dtype
 
 
