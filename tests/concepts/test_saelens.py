@@ -14,7 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from veridical.concepts import Embeddings, Head, judge, load_saelens
+from veridical.concepts import Embeddings, Head, judge
+from veridical.dictionaries import load
 from veridical.errors import FormatError
 
 RECORD = Path(__file__).parents[1] / "data" / "saelens.safetensors"
@@ -42,7 +43,7 @@ def files(folder: Path, name: str, **changed: object) -> Path:
 
 @pytest.mark.parametrize("name", ANSWERED)
 def test_codes_and_reconstructions_are_those_of_saelens(tmp_path, name):
-    loaded = load_saelens(files(tmp_path, name))
+    loaded = load(files(tmp_path, name))
     rows = TENSORS["inputs"]
     codes = loaded.codes(rows)[:, 0]
     outputs = TENSORS[f"{name}/answer outputs"]
@@ -58,7 +59,7 @@ def test_codes_and_reconstructions_are_those_of_saelens(tmp_path, name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_explain_a_layer_by_itself_is_refused_with_the_reason(tmp_path, name):
     with pytest.raises(FormatError, match=REFUSED[name]):
-        load_saelens(files(tmp_path, name))
+        load(files(tmp_path, name))
 
 
 @pytest.mark.parametrize(
@@ -77,4 +78,4 @@ def test_what_cannot_explain_a_layer_by_itself_is_refused_with_the_reason(tmp_pa
 )
 def test_settings_that_change_the_answer_are_never_ignored(tmp_path, changed, said):
     with pytest.raises(FormatError, match=said):
-        load_saelens(files(tmp_path, "standard", **changed))
+        load(files(tmp_path, "standard", **changed))

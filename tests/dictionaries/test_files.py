@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from veridical.dictionaries import (
     BatchTopK,
@@ -18,12 +18,11 @@ from veridical.dictionaries import (
     ReLU,
     Superposition,
     TopK,
-    from_overcomplete,
     load,
     save,
     train,
 )
-from veridical.errors import FormatError, NotApplicableError
+from veridical.errors import FormatError
 
 ROWS = Superposition(features=16, dimensions=8, active=2.0, groups=2).rows(100)
 
@@ -60,64 +59,6 @@ def test_several_axes_are_encoded_as_rows_are() -> None:
     cube = ROWS[:24].reshape(2, 3, 4, 8)
     assert torch.allclose(own.encode(cube).reshape(24, 16), own.encode(ROWS[:24]), atol=1e-6)
     assert own.decode(own.encode(cube)).shape == cube.shape
-
-
-class Encoder(nn.Module):
-    """One block behind a list of hidden ones, which is empty."""
-
-    def __init__(self, final: nn.Module) -> None:
-        super().__init__()
-        self.blocks, self.final = nn.ModuleList(), final
-
-    def forward(self, x: Tensor) -> Tensor:
-        answer: Tensor = self.final(x)
-        return answer
-
-
-class Module(nn.Module):
-    """As overcomplete builds them: an encoder that answers (before, codes), a dictionary, an activation."""
-
-    def __init__(self, hidden: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        final = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
-        self.encoder = nn.Sequential(nn.Linear(8, 8), final) if hidden else Encoder(final)
-        self.atoms = nn.Parameter(torch.randn(16, 8))
-        self.train()
-        for _ in range(5):
-            self.encoder(torch.randn(64, 8) + 0.5)
-        final[1].weight.data.uniform_(0.5, 2)
-        final[1].bias.data.normal_()
-        self.eval()
-
-    def get_dictionary(self) -> Tensor:
-        return nn.functional.normalize(self.atoms, dim=1)
-
-
-def test_modules_of_overcomplete_are_read() -> None:
-    own = Module()
-    plain = torch.relu(own.encoder(ROWS))
-    assert torch.allclose(from_overcomplete(own).encode(ROWS), plain, atol=1e-5)
-    with pytest.raises(NotApplicableError, match="being trained"):
-        from_overcomplete(own.train())
-    own.eval()
-    assert torch.equal(from_overcomplete(own).decoder, own.get_dictionary())
-    own.top_k = 3  # type: ignore[assignment]
-    kept = plain.topk(3, -1)
-    topk = torch.zeros_like(plain).scatter(-1, kept.indices, kept.values)
-    assert torch.allclose(from_overcomplete(own).encode(ROWS), topk, atol=1e-5)
-    jump = Module()
-    jump.thresholds = nn.Parameter(torch.full((16,), -1.0))
-    expected = plain * (plain >= torch.tensor(-1.0).exp())
-    assert torch.allclose(from_overcomplete(jump).encode(ROWS), expected, atol=1e-5)
-    batch = Module()
-    batch.top_k, batch.threshold_momentum, batch.running_threshold = 3, 0.9, None  # type: ignore[assignment]
-    with pytest.raises(NotApplicableError, match="before it was trained"):
-        from_overcomplete(batch)
-    batch.running_threshold = torch.tensor(0.7)
-    assert torch.allclose(from_overcomplete(batch).encode(ROWS), plain * (plain >= 0.7), atol=1e-5)
-    with pytest.raises(NotApplicableError, match="2 linear layers"):
-        from_overcomplete(Module(hidden=True))
 
 
 W = {

@@ -28,9 +28,9 @@ from veridical.dictionaries import (
     plot_trust,
     train,
 )
+from veridical.dictionaries.standing import beyond
 from veridical.dictionaries.trust import (
     agreement,
-    beyond,
     concordance,
     separation,
     smallest_difference,

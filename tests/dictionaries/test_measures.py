@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import veridical as vd
 from tests.reference.dictionaries import auc, balanced, saebench, taken_over
-from veridical.dictionaries import MEASURES, Bench, Dictionary, Subject, Superposition, TopK, probing, train
+from veridical.dictionaries import MEASURES, Bench, Dictionary, Subject, Superposition, TopK, train
 from veridical.dictionaries.bench import fit, spliced_outputs
-from veridical.dictionaries.probing import _pairs
+from veridical.dictionaries.measures import _pairs, chosen_atoms
 from veridical.errors import InputError, NotApplicableError, ShapeError, VeridicalWarning
 
 WORLD = Superposition(features=32, dimensions=12, active=3.0, groups=4)
@@ -105,7 +105,7 @@ def test_probes_are_ridge_regressions_half_way_between_the_classes(bench: Bench)
 
 
 def test_sparse_probing_is_the_auc_of_few_atoms(bench: Bench, subject: Subject) -> None:
-    chosen = probing.chosen_atoms(subject, 4)
+    chosen = chosen_atoms(subject, 4)
     codes, y = subject.train_codes.double(), bench.train_labels
     for label in range(6):
         on, off = codes[y[:, label]].mean(0), codes[~y[:, label]].mean(0)
@@ -139,7 +139,7 @@ def without(subject: Subject, atoms: Tensor) -> Tensor:
 
 
 def test_tpp_takes_atoms_out_and_asks_the_probes_again(bench: Bench, subject: Subject) -> None:
-    probes, chosen = bench.dense_probes, probing.chosen_atoms(subject, 4)
+    probes, chosen = bench.dense_probes, chosen_atoms(subject, 4)
     y, here = bench.labels.numpy(), rows_of(bench, 2)
     before = probes(bench.test).numpy() > 0.5
     found = []
@@ -154,7 +154,7 @@ def test_tpp_takes_atoms_out_and_asks_the_probes_again(bench: Bench, subject: Su
 
 
 def test_scr_mends_a_confounded_probe(bench: Bench, subject: Subject) -> None:
-    chosen, clean = probing.chosen_atoms(subject, 4), bench.dense_probes
+    chosen, clean = chosen_atoms(subject, 4), bench.dense_probes
     y = bench.labels.numpy()
     found = []
     for a, b in _pairs(bench.train_labels):
@@ -179,7 +179,7 @@ def test_scr_mends_a_confounded_probe(bench: Bench, subject: Subject) -> None:
 
 
 def test_absorption_row_by_row(bench: Bench, subject: Subject) -> None:
-    probes, chosen = bench.dense_probes, probing.chosen_atoms(subject, 4)
+    probes, chosen = bench.dense_probes, chosen_atoms(subject, 4)
     answers, decoder = probes(bench.test), subject.dictionary.decoder.double()
     found: list[list[float]] = [[] for _ in range(6)]
     for row in np.flatnonzero(rows_of(bench, 1)):
@@ -282,7 +282,7 @@ def test_atoms_that_are_properties_are_disentangled(bench: Bench, subject: Subje
     for atoms, expected in ((axes, 1.0), (axes.roll(1, 0), 1.0), (torch.zeros(5, 5), 0.5)):
         own = Subject(Dictionary(axes if expected < 1 else atoms, nothing, atoms, nothing), known)
         assert torch.allclose(read("disentanglement", own), torch.full((8,), expected, dtype=torch.float64))
-    probes, chosen, decoder = bench.dense_probes, probing.chosen_atoms(subject, 4), subject.dictionary.decoder
+    probes, chosen, decoder = bench.dense_probes, chosen_atoms(subject, 4), subject.dictionary.decoder
     scores = []
     here = rows_of(bench, 3)
     for number, atoms in enumerate(chosen):

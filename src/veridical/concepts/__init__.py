@@ -11,7 +11,7 @@ from veridical.concepts.comparison import (
     stability,
 )
 from veridical.concepts.concepts import Concepts, at_positions, unflatten
-from veridical.concepts.dictionary import Dictionary, load_saelens
+from veridical.concepts.dictionary import Dictionary
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.materials import crop_embeddings, segment_embeddings
 from veridical.concepts.measures import ErrorSplit, Judgement, error_split, ice_eval, judge
@@ -20,7 +20,7 @@ from veridical.concepts.methods.cshap import ConceptSHAP
 from veridical.concepts.methods.decompositions import CDISCO, CRAFT, ICA, ICE, NMF, PCA, KMeans
 from veridical.concepts.methods.mcd import HUMCD, MCD
 from veridical.concepts.methods.sae import SAE
-from veridical.concepts.plots import concept_grid, plot_parsimony, surrogate_against_model
+from veridical.concepts.plots import concept_grid
 from veridical.concepts.sanity_check import (
     SanityTable,
     constant,
@@ -68,7 +68,6 @@ __all__ = [
     "segment_embeddings",
     "SAE",
     "Dictionary",
-    "load_saelens",
     "parsimony",
     "Parsimony",
     "plateau",
@@ -78,6 +77,4 @@ __all__ = [
     "error_split",
     "ErrorSplit",
     "concept_grid",
-    "plot_parsimony",
-    "surrogate_against_model",
 ]

@@ -37,6 +37,7 @@ from veridical.core.key import Key, as_key, integers
 from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError
 from veridical.functional import pearson
+from veridical.plots import COLOURS, axes
 from veridical.values.tables import text_table
 from veridical.values.task import Task
 
@@ -479,10 +480,21 @@ class Parsimony:
         return pd.DataFrame(rows)
 
     def plot(self, name: str = "mae", ax: Axes | None = None, color: str | None = None) -> Axes:
-        """The curve, with the plateau marked."""
-        from veridical.concepts.plots import plot_parsimony
+        """An error over the number of concepts, the plateau marked with a ring (figure 2).
 
-        return plot_parsimony(self, name, ax, color)
+        Several curves on one `ax` get colours of their own; `ax.legend()` names them.
+        """
+        ax = axes(ax)
+        errors, best = self.errors(name), self.suggested(name)
+        color = color or COLOURS[len(ax.get_lines()) // 2 % len(COLOURS)]
+        label = self.method if best is None else f"{self.method} (K = {best})"
+        ax.plot(self.counts, errors, "o-", color=color, markersize=3, label=label)
+        if best is not None:
+            ring = errors[self.counts.index(best)]
+            ax.plot(best, ring, "o", markersize=10, fillstyle="none", color=color)
+        ax.set(xticks=self.counts, xlabel="concepts per output", ylabel=LABELS.get(name, name))
+        ax.spines[["top", "right"]].set_visible(False)
+        return ax
 
     def __repr__(self) -> str:
         curve = ", ".join(f"{k}: {e:.4g}" for k, e in zip(self.counts, self.errors(), strict=True))

@@ -11,13 +11,13 @@ from typing import Any, Literal
 import torch
 from safetensors import safe_open
 from safetensors.torch import save as to_bytes
-from torch import Tensor, nn
+from torch import Tensor
 
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Head
 from veridical.core.files import write_file
 from veridical.data.files import read_arrays
-from veridical.errors import FormatError, InputError, NotApplicableError
+from veridical.errors import FormatError, InputError
 
 Activation = Literal["topk", "abstopk", "relu", "tanh_relu", "jumprelu", "pursuit"]
 
@@ -169,11 +169,13 @@ def load(path: str | Path) -> Dictionary:
 
     - a .safetensors file that `save` wrote, or one of plain arrays `encoder` (atoms, D), `encoder_bias`,
       `decoder` (atoms, D) and `decoder_bias`: ReLU, or JumpReLU where it holds a `threshold`
-    - a folder of SAELens (`load_saelens`), of sparsify (`cfg.json`, `sae.safetensors`) or of
-      dictionary_learning (`config.json`, `ae.pt`)
+    - a folder of SAELens (`cfg.json`, `sae_weights.safetensors`): standard, TopK, AbsTopK, JumpReLU (which
+      BatchTopK and Matryoshka are saved as), gated and matching pursuit
+    - a folder of sparsify (`cfg.json`, `sae.safetensors`) or of dictionary_learning (`config.json`, `ae.pt`)
     - Gemma Scope's `params.npz`, or the folder that holds it
 
-    Layer and model, where a file names them, are kept as `hook` and `model`.
+    Layer and model, where a file names them, are kept as `hook` and `model`. Transcoders, which give another
+    layer than they read, are refused.
 
     Parameters
     ----------
@@ -202,7 +204,8 @@ def load(path: str | Path) -> Dictionary:
     if not place.is_file():
         raise FormatError(f"{place} is neither a file nor a folder")
     if place.name == "sae_weights.safetensors":
-        return load_saelens(place.parent)
+        config = _config(place.parent / "cfg.json")
+        return _read({**(config.get("metadata") or {}), **config}, _arrays(place), place)
     if place.name == "sae.safetensors":
         return _sparsify(place)
     if place.suffix == ".npz":
@@ -267,61 +270,6 @@ def _checked(found: Dictionary, place: Path) -> Dictionary:
     return found
 
 
-def from_overcomplete(module: nn.Module) -> Dictionary:
-    """Read a trained module of the package overcomplete: SAE, TopKSAE, BatchTopKSAE or JumpSAE.
-
-    Its encoder must be one linear layer, with or without batch normalisation, which is folded into it.
-
-    Parameters
-    ----------
-    module : nn.Module
-        The trained module, in evaluation mode.
-
-    Returns
-    -------
-    Dictionary
-        The same dictionary.
-
-    Raises
-    ------
-    NotApplicableError
-        Where the encoder cannot be read.
-    """
-    own: Any = module
-    if own.training:
-        raise NotApplicableError("a module that is being trained changes when it is read: call .eval() first")
-    leaves = [m for m in own.encoder.modules() if not list(m.children())]
-    linear = [m for m in leaves if isinstance(m, nn.Linear)]
-    norms = [m for m in leaves if isinstance(m, nn.BatchNorm1d)]
-    passing = (nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Identity, nn.ModuleList)
-    other = {type(m).__name__ for m in leaves if not isinstance(m, passing)}
-    if len(linear) != 1 or len(norms) > 1 or other:
-        found = f"{len(linear)} linear layers, {len(norms)} norms and {sorted(other)} besides"
-        raise NotApplicableError(f"the encoder has {found}; one linear layer, perhaps with a norm, is read")
-    with torch.no_grad():
-        # the encoder is affine up to its last ReLU: a norm is read off at zero and at the unit vectors
-        ends = torch.cat([torch.zeros(1, linear[0].in_features), torch.eye(linear[0].in_features)])
-        before = linear[0](ends.to(linear[0].weight))
-        for norm in norms:
-            before = norm(before)
-        atoms = own.get_dictionary().detach().clone()
-        threshold, active, activation = None, None, "relu"
-        if hasattr(own, "thresholds"):
-            activation, threshold = "jumprelu", own.thresholds.exp()
-        elif hasattr(own, "threshold_momentum"):
-            if own.running_threshold is None:
-                raise NotApplicableError("a BatchTopKSAE has no threshold before it was trained")
-            activation, threshold = "jumprelu", torch.as_tensor(own.running_threshold).repeat(len(atoms))
-        elif hasattr(own, "top_k"):
-            activation, active = "topk", int(own.top_k)
-    if threshold is not None:
-        # overcomplete keeps what reaches the threshold, a JumpReLU what exceeds it
-        threshold = torch.nextafter(threshold, torch.zeros_like(threshold))
-    encoder = (before[1:] - before[0]).T.contiguous()
-    centre = atoms.new_zeros(atoms.shape[1])
-    return Dictionary(encoder, before[0], atoms, centre, activation, active, threshold, False)  # type: ignore[arg-type]
-
-
 _NEEDED = {
     "standard": ("W_enc", "b_enc"),
     "topk": ("W_enc", "b_enc"),
@@ -338,35 +286,6 @@ _REFUSED = {
     "batchtopk": "its codes depend on the batch in training; write it with SAELens' save_inference_model",
 }
 """Architectures (ends of their names) that are no encoder and decoder of one layer, with why."""
-
-
-def load_saelens(folder: str | Path) -> Dictionary:
-    """Read a dictionary that SAELens wrote; `.concepts(head)` makes an explanation of it.
-
-    Standard, TopK, AbsTopK, JumpReLU (which BatchTopK and Matryoshka are saved as), gated ones and matching
-    pursuit can be read; transcoders, which give another layer than they read, are refused. Arrays are
-    `W_enc` (D, atoms), `b_enc` (atoms,), `W_dec` (atoms, D), `b_dec` (D,), and others by architecture.
-
-    Parameters
-    ----------
-    folder
-        With `cfg.json` and `sae_weights.safetensors`.
-
-    Returns
-    -------
-    Dictionary
-        The same function of embeddings as SAELens'.
-
-    Raises
-    ------
-    FormatError
-        A file or array is missing, or the architecture cannot be read: the message says why.
-    """
-    place = Path(folder)
-    if not (place / "sae_weights.safetensors").is_file():
-        raise FormatError(f"{place} holds no sae_weights.safetensors; expected a folder that SAELens wrote")
-    config, tensors = _config(place / "cfg.json"), _arrays(place / "sae_weights.safetensors")
-    return _read({**(config.get("metadata") or {}), **config}, tensors, place)
 
 
 def _read(config: dict[str, Any], tensors: dict[str, Tensor], place: Path) -> Dictionary:

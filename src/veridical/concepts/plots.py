@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from veridical.concepts.comparison import Parsimony
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Embeddings, Head
-from veridical.concepts.measures import LABELS
 from veridical.errors import InputError, ShapeError
 from veridical.plots import COLOURS, as_image, axes, pyplot
 
@@ -20,40 +18,6 @@ SMALL = 48
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-def plot_parsimony(
-    curve: Parsimony, name: str = "mae", ax: Axes | None = None, color: str | None = None
-) -> Axes:
-    """An error over the number of concepts, the plateau marked with a ring (figure 2).
-
-    Several curves on one `ax` get colours of their own; `ax.legend()` names them.
-
-    Parameters
-    ----------
-    curve
-        What `parsimony` gave.
-    name
-        The measure.
-    ax, color
-        Where to draw, and how.
-
-    Returns
-    -------
-    Axes
-        Of matplotlib.
-    """
-    ax = axes(ax)
-    errors, best = curve.errors(name), curve.suggested(name)
-    color = color or COLOURS[len(ax.get_lines()) // 2 % len(COLOURS)]
-    label = curve.method if best is None else f"{curve.method} (K = {best})"
-    ax.plot(curve.counts, errors, "o-", color=color, markersize=3, label=label)
-    if best is not None:
-        ring = errors[curve.counts.index(best)]
-        ax.plot(best, ring, "o", markersize=10, fillstyle="none", color=color)
-    ax.set(xticks=curve.counts, xlabel="concepts per output", ylabel=LABELS.get(name, name))
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
 
 
 def strongest(concepts: Concepts, embeddings: Embeddings, output: int, count: int) -> tuple[Tensor, Tensor]:
@@ -138,7 +102,7 @@ def concept_grid(
                 ax.set_ylabel(f"concept {k}", fontsize=8)
     bars = figure.add_subplot(grid[:, shown : shown + 2])
     _importance_bars(bars, weights[order].tolist())
-    surrogate_against_model(concepts, embeddings, head, output, figure.add_subplot(grid[:, shown + 2 :]))
+    _surrogate_against_model(concepts, embeddings, head, output, figure.add_subplot(grid[:, shown + 2 :]))
     title = f"output {output}" if names is None else names[output]
     figure.suptitle(f"{concepts.method}: concepts of {title}", fontsize=10)
     return figure
@@ -167,7 +131,7 @@ def _importance_bars(ax: Axes, heights: list[float]) -> None:
     ax.spines[["top", "right", "left"]].set_visible(False)
 
 
-def surrogate_against_model(
+def _surrogate_against_model(
     concepts: Concepts, embeddings: Embeddings, head: Head, output: int, ax: Axes | None = None
 ) -> Axes:
     """The surrogate's logit over the model's, a point per sample; faithful concepts lie on the diagonal."""

@@ -1,12 +1,13 @@
 """Sparse dictionaries with truth and controls: train them, read them, and learn which metric to believe."""
 
-from veridical.concepts.dictionary import Dictionary, from_overcomplete, load, load_saelens, save
+from veridical.concepts.dictionary import Dictionary, load, save
 from veridical.concepts.dictionary_training import BatchTopK, Recipe, ReLU, TopK, Trained, train
 from veridical.dictionaries.bench import Bench, Subject, activations
 from veridical.dictionaries.controls import controls, damaged, family
 from veridical.dictionaries.measures import MEASURES, Measure
 from veridical.dictionaries.planted import Superposition, assign, chance_mcc, mcc, truth_scores
-from veridical.dictionaries.trust import Standing, Trust, judge, judge_one, plot_family, plot_trust
+from veridical.dictionaries.standing import Standing, judge_one
+from veridical.dictionaries.trust import Trust, judge, plot_family, plot_trust
 
 __all__ = [
     "Superposition",
@@ -20,8 +21,6 @@ __all__ = [
     "Dictionary",
     "load",
     "save",
-    "load_saelens",
-    "from_overcomplete",
     "truth_scores",
     "mcc",
     "chance_mcc",

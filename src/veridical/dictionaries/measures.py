@@ -8,14 +8,15 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from veridical.concepts.measures import judge, least_squares_importances
 from veridical.concepts.splitting import Split
 from veridical.core.key import Key, permutation
-from veridical.dictionaries.bench import Subject
+from veridical.dictionaries.bench import Bench, Subject
 from veridical.dictionaries.planted import mcc
-from veridical.dictionaries.probing import absorption, disentanglement, probing_gap, scr, sparse_probing, tpp
 from veridical.errors import NotApplicableError
+from veridical.functional import average_ranks
 from veridical.gef.codes import LayerCodes
 from veridical.values.scores import Direction
 
@@ -105,6 +106,172 @@ def _mae(subject: Subject, parts: Split, concepts: object) -> Tensor:
     return subject.bench.means(found.values["mae"], samples=True)
 
 
+# --- properties read from a few atoms, and removed with them ----------------------------------------------
+
+
+def chosen_atoms(subject: Subject, count: int, effect: Tensor | None = None, either: bool = False) -> Tensor:
+    """The atoms (L, count) whose codes differ most with a property, in their standard deviations.
+
+    Under logistic probes the difference itself counts, times the atom's `effect` (L, atoms) on the probe
+    where that is given: of atoms that are more active with the property, or of `either` kind.
+    """
+    bench = subject.bench
+    train, _ = bench.properties
+    codes = subject.train_codes.double()
+    y = train.double()
+    share = y.mean(0)[:, None]
+    gap = (y.T @ codes / len(codes) - share * codes.mean(0)) / (share * (1 - share)).clamp(min=1e-12)
+    if bench.probes == "ridge":
+        score = gap.abs() / codes.std(0).clamp(min=1e-12)
+    else:
+        score = gap.abs() if effect is None else (gap if either else gap.clamp(min=0)) * effect
+        score = score.abs() if either else score
+    return score.topk(min(count, codes.shape[1]), -1).indices
+
+
+def auc(bench: Bench, outputs: Tensor) -> Tensor:
+    """The chance that a row with a property gets the higher output, mean over properties in each part."""
+    _, labels = bench.properties
+    found = []
+    for part in range(bench.parts):
+        here = bench.row_part == part
+        y = labels[here].T
+        ranks = average_ranks(outputs[here].T)
+        on, off = y.sum(1).double(), (~y).sum(1).double()
+        wins = (ranks * y).sum(1) - on * (on + 1) / 2
+        found.append((wins / (on * off))[(on > 0) & (off > 0)].nanmean())
+    return torch.stack(found)
+
+
+def sparse_probing(subject: Subject) -> Tensor:
+    """AUC of probes that read the few most telling atoms."""
+    train, _ = subject.bench.properties
+    outputs = []
+    for number, atoms in enumerate(chosen_atoms(subject, subject.bench.probe_atoms)):
+        probe = subject.bench.fit(subject.train_codes[:, atoms], train[:, number : number + 1])
+        outputs.append(probe(subject.codes[:, atoms]))
+    return auc(subject.bench, torch.cat(outputs, 1))
+
+
+def probing_gap(subject: Subject) -> Tensor:
+    """How much AUC a few atoms lack against the activations themselves (below 0 where they lack any)."""
+    return sparse_probing(subject) - auc(subject.bench, subject.bench.dense_probes(subject.bench.test))
+
+
+ALIGNED = 0.025
+"""Cosine between an atom and a probe from which on the atom may have absorbed the property."""
+PAIRS = 8
+"""Pairs of properties that SCR confounds."""
+
+
+def _accuracy(bench: Bench, outputs: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
+    """Accuracy in each part (parts, L), where every cell (n, L) that occurs there counts alike."""
+    right = ((outputs > 0.5) == labels).double()
+    found = []
+    for part in range(bench.parts):
+        here = bench.row_part == part
+        each = [torch.where(cells[here] == c, right[here], torch.nan).nanmean(0) for c in cells.unique()]
+        found.append(torch.stack(each).nanmean(0))
+    return torch.stack(found)
+
+
+def tpp(subject: Subject) -> Tensor:
+    """Targeted probe perturbation: what removing a property's atoms costs its probe more than the others'."""
+    bench = subject.bench
+    probes, (_, labels) = bench.dense_probes, bench.properties
+    outputs = probes(bench.test)
+    reach = subject.dictionary.decoder.double() @ probes.weight
+    before = _accuracy(bench, outputs, labels, labels)
+    found = []
+    for number, atoms in enumerate(chosen_atoms(subject, bench.tpp_atoms, reach.T)):
+        without = outputs - subject.codes[:, atoms].double() @ reach[atoms]
+        drop = before - _accuracy(bench, without, labels, labels)
+        others = torch.cat([drop[:, :number], drop[:, number + 1 :]], 1)
+        found.append(drop[:, number] - others.nanmean(1))
+    return torch.stack(found).nanmean(0)
+
+
+def scr(subject: Subject) -> Tensor:
+    """Spurious correlation removal: how far removing another property's atoms mends a confounded probe.
+
+    For pairs (a, b) a probe of a is fitted on rows where a and b agree, then judged on all four cells alike:
+    `(without b's atoms - confounded) / (clean - confounded)`, over pairs that lose 2% or more by it.
+    """
+    bench = subject.bench
+    train, labels = bench.properties
+    decoder, found = subject.dictionary.decoder.double(), []
+    clean = bench.dense_probes(bench.test)
+    chosen = chosen_atoms(subject, bench.scr_atoms, (decoder @ bench.dense_probes.weight).T, either=True)
+    for a, b in _pairs(train):
+        agree = train[:, a] == train[:, b]
+        probe = bench.fit(bench.train[: len(train)][agree], train[agree][:, [a]])
+        outputs = probe(bench.test)
+        reach = decoder[chosen[b]] @ probe.weight
+        mended = outputs - subject.codes[:, chosen[b]].double() @ reach
+        cells = 2 * labels[:, [a]].long() + labels[:, [b]].long()
+        each = [_accuracy(bench, x, labels[:, [a]], cells)[:, 0] for x in (outputs, mended, clean[:, [a]])]
+        gap = (each[2] - each[0]).mean()
+        if gap >= 0.02:
+            found.append((each[1] - each[0]) / gap)
+    return torch.stack(found).nanmean(0) if found else torch.full((bench.parts,), torch.nan)
+
+
+def absorption(subject: Subject) -> Tensor:
+    """The share of rows with a property in which its own atoms are silent and another carries it.
+
+    Own atoms are those a sparse probe reads; the row must be one that the dense probe gets right; the atom
+    that carries most of the probe's direction must lie along it (cosine >= 0.025).
+    """
+    bench = subject.bench
+    probes, (_, labels) = bench.dense_probes, bench.properties
+    outputs = probes(bench.test) > 0.5
+    reach = subject.dictionary.decoder.double() @ probes.weight
+    cosine = normalize(subject.dictionary.decoder.double(), dim=-1) @ normalize(probes.weight, dim=0)
+    found = []
+    for number, atoms in enumerate(chosen_atoms(subject, bench.probe_atoms)):
+        rows = (labels[:, number] & outputs[:, number]).nonzero()[:, 0]
+        codes = subject.codes[rows].double()
+        carried, most = (codes * reach[:, number]).max(1)
+        silent = (codes[:, atoms] == 0).all(1)
+        absorbed = silent & (carried > 0) & (cosine[most, number] >= ALIGNED)
+        each = torch.full((len(labels),), torch.nan, dtype=torch.float64, device=codes.device)
+        each[rows] = absorbed.double()
+        found.append(bench.means(each))
+    return torch.stack(found).nanmean(0)
+
+
+def disentanglement(subject: Subject) -> Tensor:
+    """Whether a property's atoms carry it and nothing else, after RAVEL.
+
+    A row takes over the codes of these atoms from another row that differs in the property. Mean of *cause*,
+    how often its probe then says what the other row is, and *isolation*, how often other probes say what they
+    said before. Atoms that carry nothing are about 0.5.
+    """
+    bench = subject.bench
+    probes, (_, labels) = bench.dense_probes, bench.properties
+    outputs = probes(bench.test)
+    reach = subject.dictionary.decoder.double() @ probes.weight
+    taken = (subject.codes[bench.partners] - subject.codes).double()
+    found = []
+    for number, atoms in enumerate(chosen_atoms(subject, bench.probe_atoms)):
+        wanted = labels[bench.partners, number]
+        says = outputs + taken[:, atoms] @ reach[atoms] > 0.5
+        same = (says == (outputs > 0.5)).double()
+        isolation = (same.sum(1) - same[:, number]) / max(1, same.shape[1] - 1)
+        score = ((says[:, number] == wanted) + isolation) / 2
+        found.append(bench.means(score.masked_fill(wanted == labels[:, number], torch.nan)))
+    return torch.stack(found).nanmean(0)
+
+
+def _pairs(labels: Tensor) -> list[tuple[int, int]]:
+    """Neighbours in frequency, both ways, the most frequent first."""
+    order = labels.double().mean(0).argsort(descending=True).tolist()
+    pairs = [(order[i], order[i + 1]) for i in range(0, len(order) - 1, 2)]
+    return [pair for one in pairs for pair in (one, one[::-1])][:PAIRS]
+
+
+# --- all of them -------------------------------------------------------------------------------------------
+
 MATCHED = 512
 """Atoms that are matched at most: the time of a matching grows with the cube of the width."""
 
@@ -156,5 +323,3 @@ MEASURES = {
     )
 }
 """Every metric by its name."""
-
-__all__ = ["MEASURES", "Measure"]
