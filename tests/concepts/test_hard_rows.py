@@ -14,11 +14,7 @@ from veridical.concepts import Embeddings, Head
 from veridical.concepts.methods import METHODS
 from veridical.errors import InputError
 
-QUICK = {
-    "sae": {"steps": 20},
-    "c-shap": {"steps": 20, "coalitions": 64, "pool": 12},
-    "kmeans": {"starts": 2},
-}
+QUICK = {"sae": {"steps": 20}, "c-shap": {"steps": 20, "coalitions": 64, "pool": 12}, "kmeans": {"starts": 2}}
 
 
 def head() -> Head:

@@ -12,16 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from veridical.dictionaries import (
-    BatchTopK,
-    Dictionary,
-    ReLU,
-    Superposition,
-    TopK,
-    load,
-    save,
-    train,
-)
+from veridical.dictionaries import BatchTopK, Dictionary, ReLU, Superposition, TopK, load, save, train
 from veridical.errors import FormatError
 
 ROWS = Superposition(features=16, dimensions=8, active=2.0, groups=2).rows(100)

@@ -29,13 +29,7 @@ from veridical.dictionaries import (
     train,
 )
 from veridical.dictionaries.standing import beyond
-from veridical.dictionaries.trust import (
-    agreement,
-    concordance,
-    separation,
-    smallest_difference,
-    verdict,
-)
+from veridical.dictionaries.trust import agreement, concordance, separation, smallest_difference, verdict
 from veridical.errors import InputError
 from veridical.values.scores import Direction
 

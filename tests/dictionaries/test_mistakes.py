@@ -7,16 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from veridical.dictionaries import (
-    Bench,
-    Superposition,
-    TopK,
-    controls,
-    judge,
-    mcc,
-    train,
-    truth_scores,
-)
+from veridical.dictionaries import Bench, Superposition, TopK, controls, judge, mcc, train, truth_scores
 from veridical.errors import VeridicalError
 
 WORLD = Superposition(features=24, dimensions=12, active=2.0, groups=3)

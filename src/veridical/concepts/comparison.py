@@ -14,15 +14,7 @@ from torch import Tensor
 from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Embeddings, Head, Kind
 from veridical.concepts.materials import Entry, entries, materials_of
-from veridical.concepts.measures import (
-    LABELS,
-    REBUILT,
-    ErrorSplit,
-    Judgement,
-    error_split,
-    judge,
-    shown,
-)
+from veridical.concepts.measures import LABELS, REBUILT, ErrorSplit, Judgement, error_split, judge, shown
 from veridical.concepts.methods.base import ConceptMethod
 from veridical.concepts.sanity_check import (
     constant,
