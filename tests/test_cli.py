@@ -1,10 +1,14 @@
 """The command line: what it prints, what it writes, and how it refuses."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import joblib
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -29,17 +33,39 @@ def test_list_names_everything_with_its_kinds() -> None:
     assert "pixel_flipping" not in run("list", "explainers")
 
 
-def test_explain_writes_maps_and_a_picture(tmp_path: Path) -> None:
-    maps, picture = tmp_path / "maps.safetensors", tmp_path / "maps.png"
-    text = run("explain", "integrated_gradients", "-n", "4", "--save", str(maps), "--picture", str(picture))
+def test_explain_says_what_it_found_and_writes_it_in_every_form(tmp_path: Path) -> None:
+    files = [tmp_path / f"maps.{kind}" for kind in ("safetensors", "png", "html", "json")]
+    outs = [word for file in files for word in ("-o", str(file))]
+    text = " ".join(run("explain", "integrated_gradients", "-n", "4", *outs).split())
     assert "Explanation by integrated_gradients: 4 samples" in text
     task = vd.tasks.load("digits", samples=4)
-    target, id_ = int(task.targets[0]), int(task.ids[0])
-    value = float(task.outputs.softmax(-1)[0, target])
-    said = f"the first of 4 samples (id {id_}): output {target}, probability {value:.3g}"
-    assert said in " ".join(text.split())
-    assert len(vd.Explanation.load(maps)) == 4
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    maps = vd.Explanation.load(files[0])
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+    told = json.loads(files[3].read_text())["samples"]
+    for sample in range(4):
+        target, id_ = int(task.targets[sample]), int(task.ids[sample])
+        value = float(task.outputs.softmax(-1)[sample, target])
+        said = f"output {target}, probability {value:.3f}"
+        assert (f"sample {id_}: {said}" in text) == (sample < 3)
+        assert f"Sample {id_} <small>{said}" in files[2].read_text()
+        assert told[sample]["id"] == id_
+        assert told[sample]["response"] == pytest.approx(value, rel=1e-6)
+        features = dict(told[sample]["features"])
+        names = [maps.space.feature_name(i, sample) for i in range(maps.space.n_features)]
+        assert [features[n] for n in names] == pytest.approx(maps.values[sample].tolist(), rel=1e-5)
+
+
+def test_explain_names_classes_and_columns(tmp_path: Path) -> None:
+    from sklearn.tree import DecisionTreeClassifier
+
+    rows = pd.DataFrame({"age": [1.0, 2, 3, 4] * 5, "dose": [0.0, 1] * 10})
+    model = DecisionTreeClassifier(random_state=0).fit(rows, np.where(rows.age > 2, "ill", "well"))
+    joblib.dump(model, tmp_path / "model.joblib")
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    own = ["--model", str(tmp_path / "model.joblib"), "--data", str(tmp_path / "rows.csv"), "--allow-code"]
+    text = run("explain", "occlusion", *own, "-n", "4", "--show", "4")
+    assert re.search(r"sample \d+: (ill|well), probability 0.9", text)
+    assert re.search(r"age [+-]\d", text)
 
 
 def test_explain_takes_settings() -> None:

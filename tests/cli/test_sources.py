@@ -77,9 +77,9 @@ def test_options_that_contradict_each_other_are_told(files):
 
 def test_an_estimator_is_explained_from_a_shell(files, tmp_path):
     own = ("--model", files / "model.joblib", "--data", files / "rows.csv", "--allow-code")
-    text = run("explain", "occlusion", *own, "-n", 8, "--picture", tmp_path / "maps.png")
+    text = run("explain", "occlusion", *own, "-n", 8, "--out", tmp_path / "maps.png")
     assert "Explanation by occlusion: 8 samples x 3 column features" in text
-    assert "a: " in text
+    assert " a +" in text
     assert (tmp_path / "maps.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -118,7 +118,7 @@ def test_one_of_several_targets_is_chosen_by_its_number(several):
     told = run("doctor", several / "two.joblib", *words[1:], "--train", several / "rows.csv", "-o", several)
     assert "explainers that apply" in told
     maps = several / "maps.safetensors"
-    run("explain", "occlusion", "--model", several / "two.joblib", *words, "--save", maps)
+    run("explain", "occlusion", "--model", several / "two.joblib", *words, "--out", maps)
     assert set(vd.Explanation.load(maps).values.abs().argmax(1).tolist()) == {1}  # it follows b alone
     task = chosen(model=str(several / "classes.joblib"), data=several / "rows.csv", allow_code=True, output=1)
     assert task.n_outputs == 2
@@ -138,3 +138,22 @@ def test_studies_choose_a_target_too(several):
         vd.study.run({**study, "tasks": [{**files, "output": 7}]}, several / "b", allow_code=True)
     with pytest.raises(InputError, match="name it with model"):
         vd.study.run({**study, "tasks": [{"name": "digits", "output": 1}]}, several / "c")
+
+
+def test_finished_maps_come_from_files(files, tmp_path):
+    own = ("--model", files / "model.joblib", "--data", files / "rows.csv", "--allow-code", "-n", 8)
+    run("explain", "occlusion", *own, "--out", tmp_path / "saved.safetensors")
+    rows = len(pd.read_csv(files / "rows.csv"))
+    every = np.random.default_rng(0).normal(size=(rows, 3))
+    np.savez(tmp_path / "maps.npz", mine=every, half=every / 2)
+    pd.DataFrame(every, columns=list("abc")).to_csv(tmp_path / "table.csv", index=False)
+    maps = [
+        word
+        for name in ("saved.safetensors", "maps.npz", "table.csv")
+        for word in ("--maps", tmp_path / name)
+    ]
+    run("evaluate", *own, "-m", "sparseness", *maps, "--table", tmp_path / "scores.csv")
+    found = pd.read_csv(tmp_path / "scores.csv").set_index("explainer")["mean"]
+    assert set(found.index) == {"random", "occlusion", "mine", "half", "table"}
+    assert found["mine"].tolist() == pytest.approx(found["half"].tolist())
+    assert found["mine"].tolist() == pytest.approx(found["table"].tolist())

@@ -18,10 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 import veridical as vd
-from veridical.cli.sources import Explainers, Metrics, Seed, Source, with_options
+from veridical.cli.sources import Explainers, Maps, Metrics, Seed, Source, with_maps, with_options
 from veridical.core.files import write_file
 from veridical.errors import InputError, VeridicalError, VeridicalWarning, visible
 from veridical.plots import pyplot
+from veridical.report.evaluation import save_explanation, shown_samples, strongest, write_explanation
 from veridical.values.tables import (
     check_page_path,
     check_table_path,
@@ -39,6 +40,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out = Console()
+
+
+def _draw(explanation: vd.Explanation, task: vd.Task, path: Path) -> Path:
+    count = min(4, len(explanation))
+    figure = pyplot().Figure(figsize=(3.2 * count, 3.0), layout="constrained")
+    for sample, ax in enumerate(figure.subplots(1, count, squeeze=False)[0]):
+        explanation.plot(sample, ax, task.inputs if task.inputs.dim() == 4 else None)
+    return save_figure(figure, path)
+
+
+WRITERS: dict[str, Callable[[vd.Explanation, vd.Task, Path], Path]] = {
+    ".html": lambda explanation, task, path: write_explanation(explanation, task, path),
+    ".json": lambda explanation, task, path: save_explanation(explanation, task, path),
+    ".safetensors": lambda explanation, _, path: explanation.save(path),
+    **dict.fromkeys((".png", ".svg", ".pdf", ".jpg", ".jpeg"), _draw),
+}
+"""How maps are written, by the ending of the file."""
 
 
 class Status(IntEnum):
@@ -126,43 +144,55 @@ def list_names(
 
 
 @app.command()
-@with_options(samples=16)
+@with_options(without=(), samples=16)
 def explain(
     explainer: Annotated[str, typer.Argument(help="Name of an explainer; see: veridical list explainers.")],
     source: Source,
-    save: Annotated[Path | None, typer.Option("--save", "-o", help="Write the maps (.safetensors).")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the maps of the first samples (.png).")] = None,
+    outs: Annotated[
+        list[Path] | None,
+        typer.Option("--out", "-o", help=f"Write them: {', '.join(WRITERS)}. Repeat for several."),
+    ] = None,
+    shown: Annotated[int, typer.Option("--show", min=0, help="Print so many samples.")] = 3,
     settings: Annotated[str, typer.Option(help="Settings as JSON, such as '{\"steps\": 64}'.")] = "{}",
     seed: Seed = 0,
 ) -> None:
     """Explain the samples of an embedded task, or those of your own data by your own model.
 
-    Example: veridical explain integrated_gradients --task digits --picture maps.png
+    Example: veridical explain integrated_gradients --task digits --out maps.png
 
-    Example: veridical explain integrated_gradients --model ./my-classifier --data reviews.jsonl
+    Example: veridical explain integrated_gradients --model ./my-classifier --data reviews.jsonl -o page.html
     """
-    if save is not None:
-        check_writable(save)
-    if picture is not None:
-        _check_picture_path(picture)
+    for path in outs or ():
+        if path.suffix.lower() not in WRITERS:
+            raise InputError(f"maps are written as {', '.join(WRITERS)}; '{path.name}' says none of them")
+        check_writable(path)
     chosen = source.load()
     explanation = vd.explain(explainer, chosen, seed=seed, **parse_json(settings, '{"steps": 64}'))
     say(repr(explanation))
-    say(_first_sample(chosen))
-    for name, value in explanation.top(0):
-        say(f"  {name}: {value:.4g}")
-    if save is not None:
-        say(f"maps written to {explanation.save(save)}")
-    if picture is not None:
-        say(f"picture written to {_draw(explanation, chosen, picture)}")
+    found = shown_samples(chosen, explanation)
+    for sample, item in enumerate(found["items"][:shown]):
+        _show_sample(explanation, sample, item)
+    for path in outs or ():
+        say(f"written to {WRITERS[path.suffix.lower()](explanation, chosen, path)}")
 
 
-def _first_sample(task: vd.Task) -> str:
-    """Which sample is shown, and what the model says to it."""
-    target = int(task.targets[0])
-    value = float(task.respond(task.outputs[:1])[0, target])
-    said = "value" if task.head in ("regression", "generation") else "probability"
-    return f"the first of {len(task)} samples (id {int(task.ids[0])}): output {target}, {said} {value:.3g}"
+def _show_sample(explanation: vd.Explanation, sample: int, item: dict[str, Any]) -> None:
+    """What a sample was called, and what spoke for and against that."""
+    say(f"\nsample {item['id']}: {item['says']}", "bold")
+    first = item["maps"][0]
+    if "words" in first:
+        out.print(Text(" ").join(Text(visible(word), _shade(share)) for word, share in first["words"]))
+    elif "sentences" in first:
+        pieces = [piece for sentence in first["sentences"] for piece in sentence["pieces"]]
+        out.print(Text("").join(Text(visible(text), _shade(share or 0.0)) for text, share in pieces))
+    say("  " + ", ".join(f"{name} {value:+.3g}" for name, value in strongest(explanation, sample)))
+
+
+def _shade(share: float) -> str:
+    """Red speaks for, blue against; the more, the bolder."""
+    if abs(share) < 0.15:
+        return ""
+    return ("bold " if abs(share) > 0.5 else "") + ("black on red" if share > 0 else "white on blue")
 
 
 @app.command()
@@ -170,6 +200,7 @@ def _first_sample(task: vd.Task) -> str:
 def evaluate(
     source: Source,
     explainer: Explainers = None,
+    maps: Maps = None,
     metric: Metrics = None,
     report: Annotated[Path | None, typer.Option("--report", "-r", help="Write an HTML page.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write the table (.csv, .parquet, .md or .tex).")] = None,
@@ -182,7 +213,7 @@ def evaluate(
 
     Example: veridical evaluate -t digits -e saliency -e random -m pixel_flipping -r report.html
 
-    Example: veridical evaluate --model model.onnx --data rows.npz -e occlusion -m pixel_flipping
+    Example: veridical evaluate --model model.onnx --data rows.npz --maps maps.npz -m pixel_flipping
     """
     if table is not None:
         check_table_path(table)
@@ -193,7 +224,7 @@ def evaluate(
     usual = ["saliency", "integrated_gradients"] if chosen.predictor.differentiable else ["occlusion"]
     result = vd.evaluate(
         chosen,
-        explainer or [*usual, "random"],
+        with_maps(explainer or (["random"] if maps else [*usual, "random"]), maps, chosen),
         metric or ["pixel_flipping", "faithfulness_correlation", "sparseness"],
         seed=seed,
         repeats=repeats,
@@ -221,22 +252,6 @@ def _chance(scores: vd.Scores) -> str:
         return repr(scores.variance())
     except InputError as error:  # fewer than two samples with a score
         return str(error)
-
-
-def _draw(explanation: vd.Explanation, task: vd.Task, path: Path) -> Path:
-    count = min(4, len(explanation))
-    figure = pyplot().Figure(figsize=(3.2 * count, 3.0), layout="constrained")
-    for sample, ax in enumerate(figure.subplots(1, count, squeeze=False)[0]):
-        explanation.plot(sample, ax, task.inputs if task.inputs.dim() == 4 else None)
-    return save_figure(figure, path)
-
-
-def _check_picture_path(path: Path) -> None:
-    """Refuse a name that says no kind of picture, or a place that cannot be written to, before any work."""
-    kinds = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
-    if path.suffix.lower() not in kinds:
-        raise InputError(f"a picture is written as {', '.join(kinds)}; '{path.name}' says none of them")
-    check_writable(path)
 
 
 def save_figure(figure: Any, path: Path) -> Path:

@@ -17,7 +17,7 @@ from veridical.auditing import EFFORTS, Audit
 from veridical.auditing.candidates import CRITERIA
 from veridical.auditing.verdict import Verdict
 from veridical.cli.app import Status, app, end, print_table, say
-from veridical.cli.sources import Explainers, Folder, Seed, Source, with_options
+from veridical.cli.sources import Explainers, Folder, Maps, Seed, Source, with_maps, with_options
 from veridical.errors import StorageError
 from veridical.values.tables import check_writable
 
@@ -31,6 +31,7 @@ CONCEPT_METHODS = ("pca", "kmeans", "ica", "nmf", "cdisco", "ice", "craft", "c-s
 def audit(
     source: Source,
     explainer: Explainers = None,
+    maps: Maps = None,
     effort: Annotated[str, typer.Option(help=f"How much to do: {', '.join(EFFORTS)}.")] = "quick",
     concepts: Annotated[
         list[str] | None,
@@ -64,7 +65,6 @@ def audit(
     Example: veridical audit --model ./my-language-model --data prompts.jsonl --units sentence
     """
     settings: dict[str, Any] = {
-        "explainers": explainer,
         "effort": effort,
         "seed": seed,
         "samples": source.samples,
@@ -78,6 +78,7 @@ def audit(
     if not dry_run:
         check_writable(folder / "report.html")
     chosen = replace(source, samples=None).load()  # the audit itself takes some of its samples
+    settings["explainers"] = with_maps(explainer, maps, chosen)
     if dry_run:
         say(repr(vd.audit(chosen, dry_run=True, **settings)))
         return

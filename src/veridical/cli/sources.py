@@ -29,6 +29,10 @@ Samples = Annotated[
 Device = Annotated[str | None, typer.Option(help="Where to compute, such as cpu or cuda.")]
 Seed = Annotated[int, typer.Option(help="All randomness follows from this number.")]
 Explainers = Annotated[list[str] | None, typer.Option("--explainer", "-e", help="Repeat for several.")]
+Maps = Annotated[
+    list[Path] | None,
+    typer.Option(help="Finished maps: .npz (an array a method), .npy, .csv or .safetensors. Repeat."),
+]
 Metrics = Annotated[list[str] | None, typer.Option("--metric", "-m", help="Repeat for several.")]
 Folder = Annotated[Path, typer.Option("--out", "-o", help="The folder where results go.")]
 MODEL = (
@@ -81,6 +85,20 @@ class Source:
             raise InputError("--model needs --data: the samples to explain")
         how: dict[str, Any] = {"allow_code": self.allow_code, "samples": self.samples, "device": self.device}
         return load_task(self.model, **given, **how)
+
+
+def with_maps(explainers: list[str] | None, files: list[Path] | None, task: vd.Task) -> Any:
+    """Explainers by name and finished maps beside them; maps of all rows are cut to those that were drawn."""
+    from veridical.data.files import read_maps
+
+    given: dict[str, Any] = {name: name for name in explainers or ()}
+    for file in files or ():
+        for label, maps in read_maps(file).items():
+            rows = task.ids.tolist()
+            if not isinstance(maps, vd.Explanation) and len(rows) < len(maps) and max(rows) < len(maps):
+                maps = maps.iloc[rows] if hasattr(maps, "iloc") else maps[rows]
+            given[label] = maps
+    return given or None
 
 
 def with_options(

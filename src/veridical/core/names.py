@@ -34,7 +34,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.explainers.trace.tracer": ("", "Detached Tracer TracingExplainer agree pulled route traced_outputs without_graph"),
     "veridical.explainers.training_rows": ("", "grad_cos grad_dot influence loss_of margin_of random_rows similarity tracin trak"),
     "veridical.explainers.transforms": ("inverse other_class shuffled", "Degraded Inverted OtherClass Shuffled TopK Transform degrade explainer_from_json shuffle top_k"),
-    "veridical.explainers.trees": ("tree_shap", "TreeShap"),
+    "veridical.explainers.trees": ("tree_shap", "Ensemble Parts Tree TreeShap shapley_of_tree"),
     "veridical.fidelity.metrics": ("ffid_minus ffid_plus fid_minus fid_plus rfid_minus rfid_plus", ""),
     "veridical.gef.iso_gef": ("gef_iso", ""),
     "veridical.gef.metric": ("fast_gef gef", ""),

@@ -18,6 +18,7 @@ from veridical.core.files import MIB, check_file_size, check_limit
 from veridical.core.key import Key
 from veridical.errors import FormatError, InputError, MissingExtraError, VeridicalError
 from veridical.models.dataframes import as_pandas, is_frame
+from veridical.values.explanation import Explanation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,6 +112,21 @@ def read_arrays(path: str | Path) -> dict[str, Any]:
                 f"holds an array of Python objects. Save arrays of numbers or fixed-length text ({error})"
             ) from error
         raise FormatError(f"{path.name} is not a {suffix} file: {error}") from error
+
+
+def read_maps(path: str | Path) -> dict[str, Any]:
+    """Finished maps by name: arrays of a .npz, one .npy or table, or what an explanation saved."""
+    path = Path(path)
+    if path.suffix.lower() not in ARRAY_SUFFIXES:
+        return {path.stem: read_table(path)}
+    if path.suffix.lower() == ".safetensors":
+        try:
+            found = Explanation.load(existing_file(path))
+        except FormatError:  # tensors of somebody else's
+            return read_arrays(path)
+        return {found.explainer: found}
+    arrays = read_arrays(path)
+    return {path.stem: arrays["inputs"]} if path.suffix.lower() == ".npy" else arrays
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:

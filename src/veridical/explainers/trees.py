@@ -154,7 +154,7 @@ def _weights(most: int) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.exp(gammaln(s) + gammaln(t + 1) - gammaln(s + t + 1))
     found[0] = 0.0
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 MOST = 62
@@ -245,7 +245,8 @@ class Ensemble:
         if own is not None:
             columns = own(self.prepare(rows), self.prepare(self.background))
             out = np.zeros((len(rows), self.feature.max() + 1, columns.shape[2]))
-            np.add.at(out, (slice(None), self.feature), columns)
+            for column, feature in enumerate(self.feature):
+                out[:, feature] += columns[:, column]
             return out
         mine, there = self.encoded(rows), self.encoded(self.background)
         player = self.player(torch.cat([rows, self.background]))
@@ -259,7 +260,8 @@ class Ensemble:
 def _read(task: Task, background: int) -> Ensemble:
     """The trees of a task's estimator, checked on reference rows; else the reason why there are none."""
     held, train = task.predictor.model, task.train
-    model, codec = getattr(held, "estimator", None), getattr(held, "codec", None)
+    model: Any = getattr(held, "estimator", None)
+    codec = getattr(held, "codec", None)
     first = None if not hasattr(model, "steps") or len(model.steps) < 2 else model[:-1]
     last = model.steps[-1][1] if hasattr(model, "steps") else model
     assert train is not None
@@ -440,7 +442,7 @@ MOST_CATEGORIES = 4096
 
 
 def _catboost(model: Any, rows: Any) -> Parts:
-    from catboost import Pool
+    from catboost import Pool  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     def pool(rows: Any) -> Any:
         # to go by other rows it wants labels, which it does not read

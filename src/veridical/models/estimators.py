@@ -133,6 +133,21 @@ def class_names(model: Any) -> Any:
     return None if classes is None or len(classes) == 0 else classes
 
 
+def output_names(module: Any) -> list[Any]:
+    """What a task's model calls its outputs; nothing where it does not say.
+
+    An estimator lists its classes, a network of transformers has them in its configuration.
+    """
+    classes = class_names(getattr(module, "estimator", None))
+    if classes is not None:
+        return list(classes)
+    for part in (module, getattr(module, "module", None)):
+        names = getattr(getattr(part, "config", None), "id2label", None)
+        if names:
+            return [names[number] for number in sorted(names)]
+    return []
+
+
 def column_names(model: Any) -> list[str] | None:
     """The columns an estimator or booster was fitted on; None where it was given no names."""
     named = getattr(model, "feature_names_in_", None)

@@ -1,4 +1,4 @@
-"""The page of an evaluation: the table, the curves, a gallery, the settings."""
+"""The page of an evaluation (table, curves, gallery, settings), and the page and JSON of one explanation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from veridical.gef.perturbation_log import incomplete
 from veridical.metrics import registry as metric_registry
 from veridical.report.citations import bibtex
 from veridical.report.gallery import gallery
-from veridical.report.rendering import opening, plain, write
+from veridical.report.rendering import opening, plain, save, write
 from veridical.values.evaluation import Evaluation, Failure
+from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
+from veridical.values.task import Task
 
 GALLERY_SAMPLES = 6
 
@@ -200,3 +202,43 @@ def papers(evaluation: Scored) -> list[str]:
         if name in explainer_registry:
             named.append(str(getattr(explainer_registry.maker(str(name)), "paper", "")))
     return list(dict.fromkeys(named))
+
+
+# --- one explanation ---------------------------------------------------------------------------------------
+
+MOST = 64
+"""Samples on a page."""
+
+
+def shown_samples(task: Task, explanation: Explanation, samples: int = MOST) -> dict[str, Any]:
+    """The first samples in their order, as pages show them."""
+    few = slice(0, min(samples, len(task)))
+    return gallery(task[few], {explanation.explainer: explanation.take(few)}, {}, samples=samples)
+
+
+def strongest(explanation: Explanation, sample: int, count: int = 5) -> list[tuple[str, float]]:
+    """The features that speak most for or against, by name."""
+    everything = explanation.top(sample, explanation.space.n_features)
+    return sorted(everything, key=lambda feature: -abs(feature[1]))[:count]
+
+
+def write_explanation(explanation: Explanation, task: Task, path: str | Path) -> Path:
+    """Write one offline page."""
+    about = {"task": repr(task), "explainer": explanation.explainer}
+    page = {**opening("explanation", task.name), **about, "gallery": shown_samples(task, explanation)}
+    return write(page, path)
+
+
+def save_explanation(explanation: Explanation, task: Task, path: str | Path) -> Path:
+    """Write all samples as JSON: what the model says, and every feature with its relevance."""
+    items = shown_samples(task, explanation, len(task))["items"]
+    about = ("id", "target", "predicted", "label", "output", "response", "says")
+    rows = [
+        {
+            **{name: item[name] for name in about},
+            "features": [list(pair) for pair in explanation.top(sample, explanation.space.n_features)],
+        }
+        for sample, item in enumerate(items)
+    ]
+    made = {**opening("explanation", task.name), "task": repr(task), "provenance": explanation.provenance}
+    return save(plain({**made, "cost": repr(explanation.cost), "samples": rows}), path)

@@ -21,7 +21,9 @@ from veridical.data.prompt_checks import PromptChecks
 from veridical.data.prompt_texts import Prompt, parts
 from veridical.explainers.diagnostics import notes
 from veridical.functional import average_ranks
+from veridical.models.estimators import output_names
 from veridical.plots import slices
+from veridical.report.charts import number
 from veridical.report.rendering import plain
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
@@ -67,6 +69,7 @@ def gallery(
                 "predicted": predicted,
                 "label": label,
                 "right": None if correct is None else label == predicted,
+                **_said(task, sample),
                 "disagreement": plain(float(disputed[sample])),
                 **_input(task, sample, kind, checks),
                 "maps": [
@@ -88,6 +91,18 @@ def gallery(
             for who, e in shown.items()
         ]
     return found
+
+
+def _said(task: Task, sample: int) -> dict[str, Any]:
+    """The name of the explained output, what the model says to it, and both in words."""
+    target = int(task.targets[sample])
+    names, response = (
+        output_names(task.predictor.source.module),
+        plain(float(task.clean_response("probability")[sample])),
+    )
+    name = str(names[target]) if len(names) == task.n_outputs else f"output {target}"
+    kind = "value" if task.head in ("regression", "generation") else "probability"
+    return {"output": name, "response": response, "says": f"{name}, {kind} {number(response, 3)}"}
 
 
 def disagreement(explanations: Sequence[Explanation]) -> Tensor:

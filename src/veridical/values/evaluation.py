@@ -84,6 +84,12 @@ class Evaluation:
             )
         return pd.DataFrame(rows)
 
+    def to_csv(self, path: str | Path) -> Path:
+        """Write `to_frame` as a file that spreadsheets open."""
+        from veridical.values.tables import write_csv
+
+        return write_csv(self.to_frame(), path)
+
     def _table(self) -> ScoreTable:
         from veridical.values.tables import score_table
 

@@ -209,6 +209,12 @@ class Scores:
         """Where the variance comes from: samples, draws, fill, tie orders; of scores made with `repeats`."""
         return split_variance(self.values, self.details)
 
+    def to_csv(self, path: str | Path) -> Path:
+        """Write `to_frame`, a row per sample, as a file that spreadsheets open."""
+        from veridical.values.tables import write_csv
+
+        return write_csv(self.to_frame(), path)
+
     def to_frame(self) -> pd.DataFrame:
         """One row per sample: id, value, and the flags it carries."""
         import pandas as pd
