@@ -34,7 +34,7 @@ STEPS = 100
 SHARE = 0.1
 """The share of samples in which it may move less."""
 ALIKE = 0.9
-"""The correlation of responses over samples from which on a copy is no other model."""
+"""The correlation of responses over samples, of either sign, from which on a copy is no other model."""
 TRIES = 3 * COPIES
 """Copies that are drawn at most to find those that are other models."""
 NORM_ROWS = 256
@@ -163,7 +163,7 @@ def _degenerate(task: Task, module: nn.Module) -> str:
             return f"the outputs of a copy are those of the model in {same:.0%} of the samples"
         both = [output_of_target(of).double() for of in (task, there.with_targets(task.targets))]
         r = float(pearson(*both))
-        if r >= ALIKE:
+        if abs(r) >= ALIKE:  # the same features matter to a model of the opposite sign
             return f"the outputs of a copy go with those of the model (r = {r:.2f} over samples)"
     empty = still(there.uncounted(lambda: difference_from_empty(there, Key(0) / "swap")))
     if empty > SHARE:
