@@ -195,10 +195,21 @@ def honest_methods(audits: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
     return {pair for pair, each in rates.items() if min(each) >= WINS}
 
 
-def of_equals(one: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether methods that are equal get opposite words, and whether all get the same."""
+def of_equals(one: Mapping[str, Any]) -> tuple[bool, bool | None]:
+    """Whether methods that are equal get opposite words, and whether all get the same.
+
+    The second is None where their mean rate in the hardest test is neither high enough nor low enough for
+    samples to show it.
+    """
     words = {said["word"] for said in one["methods"].values()}
-    return bool(words & {"trusted", "provisional"}) and "refuted" in words, len(words) == 1
+    rates: dict[tuple[str, str], list[float]] = {}
+    for said in one["methods"].values():
+        for criterion, rival, _, rate, samples in said["tests"]:
+            rates.setdefault((criterion, rival), []).extend([rate] if samples else [])
+    hardest = min((sum(each) / len(each) for each in rates.values() if each), default=0.0)
+    clear = hardest >= WINS or hardest <= 0.5
+    opposite = bool(words & {"trusted", "provisional"}) and "refuted" in words
+    return opposite, (len(words) == 1) if clear else None
 
 
 def of_scaffold(one: Mapping[str, Any]) -> tuple[bool, bool, bool]:
@@ -210,7 +221,10 @@ def of_scaffold(one: Mapping[str, Any]) -> tuple[bool, bool, bool]:
 
 OF_AUDITS: dict[str, tuple[str, Any]] = {
     "equal methods: opposite words": ("equal", lambda one: of_equals(one)[0]),
-    "equal methods: the same word": ("equal", lambda one: of_equals(one)[1]),
+    f"equal methods that win {WINS:.0%} or more, or half or less: the same word": (
+        "equal",
+        lambda one: of_equals(one)[1],
+    ),
     "scaffolds: LIME trusted": ("scaffold", lambda one: of_scaffold(one)[0]),
     "scaffolds: a method that reads the data refuted": ("scaffold", lambda one: of_scaffold(one)[1]),
     "scaffolds: such a method leads": ("scaffold", lambda one: of_scaffold(one)[2]),
@@ -238,7 +252,8 @@ def summary(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:
             (family, trusted(said)) for family, name, said in pairs if (family, name) in honest
         ]
         for what, (kind, hit) in OF_AUDITS.items():
-            hits[what] = [(one["family"], hit(one)) for one in here if one["kind"] == kind]
+            each = [(one["family"], hit(one)) for one in here if one["kind"] == kind]
+            hits[what] = [(family, found_so) for family, found_so in each if found_so is not None]
         found[part] = {
             "audits": {kind: sum(one["kind"] == kind for one in here) for kind in KINDS},
             "families": sorted({one["family"] for one in here}),

@@ -355,8 +355,8 @@ def test_of_regressions_and_outputs_no_class_is_spoken():
         {"good": 3.0}, criteria=("removal", "randomisation", "sample"), good={"sample": torch.ones(24)}
     )
     text = " ".join(said(decide(known, METRICS), head="regression"))
-    assert "of 64, it fits this model better than another in" in text
-    assert "its map beats that of another sample in 100% of 24 samples" in text
+    assert "of 64 samples, it fits this model better than another in" in text
+    assert "its map beats that of another sample in 100% of 24." in text
     assert "class" not in text
 
 

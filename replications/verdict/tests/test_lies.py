@@ -103,7 +103,10 @@ def test_equal_methods_and_scaffolds_are_counted_once_an_audit() -> None:
     ]
     found = lies.summary(audits)["tuning"]["groups"]
     assert found["equal methods: opposite words"]["share"] == pytest.approx(1 / 3)
-    assert found["equal methods: the same word"]["share"] == pytest.approx(1 / 3)
+    same = "equal methods that win 80% or more, or half or less: the same word"
+    assert found[same]["share"] == pytest.approx(1 / 3)
+    unclear = [audit("linear", "equal", a=said("trusted", rate=0.7), b=said("not decided", rate=0.6))]
+    assert lies.summary(unclear)["tuning"]["groups"][same]["pairs"] == 0
     assert found["scaffolds: LIME trusted"]["share"] == 0.5
     assert found["scaffolds: a method that reads the data refuted"]["share"] == 0.5
     assert found["scaffolds: such a method leads"]["share"] == 1.0

@@ -177,10 +177,10 @@ def evidence_of(place: Place, head: str = "multiclass") -> str:
     }
     parts = [
         f"{words[name]} {_wins(tests, head) if name in ('removal', 'near') else _least(tests)}"
-        f" of {tests[0].samples}"
-        for name, tests in found.items()
+        f" of {tests[0].samples}{'' if i else ' samples'}"
+        for i, (name, tests) in enumerate(found.items())
     ]
-    return f"{joined(parts)} samples"
+    return joined(parts)
 
 
 def _least(tests: Sequence[Test]) -> str:
@@ -304,7 +304,7 @@ def _grades(verdict: Verdict) -> Iterator[str]:
     graded = {place.explainer: place.grade for place in verdict.ranking if grade_of(place)}
     if verdict.why_none or not graded:
         return
-    names = [name for name in verdict.leading if name in graded]
+    names = [name for name in graded if name in verdict.leading]
     of = next(grade.reference for grade in graded.values() if grade is not None)
     words = joined([f"{name} shows {graded[name]}" for name in names]) or "each method shows so much"
     yield f"Of what {of} gains over noise when features are removed, {words}."
