@@ -53,6 +53,17 @@ def test_every_task_has_its_table(shown: dict[str, Any], folder: Path) -> None:
     assert "16 of 16 cells done" in page
 
 
+def test_ranks_over_tasks(shown: dict[str, Any], folder: Path) -> None:
+    found = studies.open(folder).across().set_index(["metric", "explainer"])
+    own, noise = (found.loc["pixel_flipping", who] for who in ("input_x_gradient", "random"))
+    assert (own.mean_rank, own.best_in, own.tasks) == (1.0, 2, 2)
+    assert noise.mean_rank == 2.0
+    cells = [studies.open(folder)["known/tiers", "random", "pixel_flipping", seed].mean() for seed in (0, 1)]
+    assert noise["known/tiers"] == pytest.approx(sum(cells) / 2)
+    assert [row["explainer"] for row in shown["across"]["pixel_flipping"]] == ["input_x_gradient", "random"]
+    assert "Across 2 tasks" in render(shown)
+
+
 def test_markdown_has_a_table_a_task(shown: dict[str, Any]) -> None:
     text = render(shown, "md")
     assert text.count("| random |") == 2

@@ -80,7 +80,7 @@ def test_a_failed_cell_and_forbidden_code_are_told_by_the_exit_status(code, tmp_
     assert "--allow-code" in str(refused.exception)
     failed = call("run", file, "--workers", 1, "--allow-code")
     assert failed.exit_code == 4
-    assert "failed whole / flipped / Breaks / 0: ValueError: it had to be" in failed.output
+    assert "failed whole / flipped / breaks / 0: ValueError: it had to be" in failed.output
     assert call("status", tmp_path / "code_study").exit_code == 4
 
 

@@ -136,7 +136,7 @@ def test_code_is_known_by_its_source(code, monkeypatch):
     code["explainers"][0]["settings"] = {"scale": -2.0}
     assert len(set(before.values()) & set(hashes(code, True).values())) == 1
     monkeypatch.setattr("veridical.study.resolve.source_digest", lambda module: None)
-    assert plan_of(code, allow_code=True).uncached == ["whole", "flipped (scale=-2.0)", "Total"]
+    assert plan_of(code, allow_code=True).uncached == ["whole", "flipped (scale=-2.0)", "total"]
 
 
 def test_code_inside_a_wrapper_counts_too(code, monkeypatch):

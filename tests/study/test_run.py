@@ -113,11 +113,11 @@ def test_a_cell_that_raises_is_recorded_and_the_rest_goes_on(code, tmp_path):
     assert study.status().failed == 2
     assert study.status().done == 4
     failure = study.failures[0]
-    assert failure.name == ("whole", "flipped", "Breaks", 0)
+    assert failure.name == ("whole", "flipped", "breaks", 0)
     assert failure.error == "ValueError: it had to be"
     assert "in evaluate" in failure.traceback
     with pytest.raises(InputError, match="it had to be"):
-        study.scores(explainer="gradient", metric="Breaks")
+        study.scores(explainer="gradient", metric="breaks")
     seen = Seen()
     studies.resume(tmp_path, executor="in-process", allow_code=True, watch=seen, progress=False)
     assert len(seen.jobs("failed")) == len(seen.jobs("started")) == 2
@@ -137,7 +137,7 @@ def test_cells_fall_with_the_explanation_they_rest_on(code, tmp_path):
 def test_code_whose_source_cannot_be_found_is_computed_every_time(code, tmp_path, monkeypatch):
     monkeypatch.setattr("veridical.study.resolve.source_digest", lambda module: None)
     first = run(code, tmp_path, allow_code=True)
-    assert first.plan.uncached == ["whole", "flipped", "Total"]
+    assert first.plan.uncached == ["whole", "flipped", "total"]
     seen = Seen()
     run(code, tmp_path, allow_code=True, watch=seen)
     assert len(seen.jobs("done")) == 2 + 2  # both cells, and the maps, which are not to be trusted

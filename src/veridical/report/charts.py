@@ -18,6 +18,8 @@ LONGEST_LABEL = 22
 TESTS = {"ipt": "inputs disturbed", "mpt": "weights disturbed", "combined": "both disturbed"}
 _ORDER = {"control": 0, "untrusted": 1, "plain": 1, "trusted": 2, "best": 3}
 """What is drawn last lies on top."""
+COLOURS = 8
+"""Colours of lines that no status distinguishes; the style sheet has them."""
 
 
 def identity(*texts: str) -> str:
@@ -148,7 +150,9 @@ def lines(given: Sequence[Mapping[str, Any]], bend: bool, width: float, height: 
     x = scale_of((v for one in given for v in one["x"]), left, right, bend)
     y = scale_of((v for one in given for v in one["y"]), height - bottom, top, bend)
     drawn = []
-    for one in given:
+    for number_of, one in enumerate(given):
+        if one["status"] == "plain":  # nothing is known of it: a colour and a dash of its own
+            one = {**one, "status": f"plain k{number_of % COLOURS}"}
         pairs = zip(one["x"], one["y"], strict=True)
         points = [None if a is None or b is None else (x(a), y(b)) for a, b in pairs]
         known = [point for point in points if point is not None]
@@ -160,7 +164,7 @@ def lines(given: Sequence[Mapping[str, Any]], bend: bool, width: float, height: 
         "height": height,
         "x": x,
         "y": y,
-        "lines": sorted(drawn, key=lambda one: _ORDER.get(one["status"], 0)),
+        "lines": sorted(drawn, key=lambda one: _ORDER.get(one["status"].partition(" ")[0], 0)),
         "names": list(zip(named, places, strict=True)),
     }
 

@@ -57,6 +57,7 @@ def contents(study: Study) -> dict[str, Any]:
                 }
                 for label, found in held.items()
             ],
+            "across": _across(study) if len(held) > 1 else {},
             "failures": [
                 {
                     "explainer": f"{failed.name.explainer} on {failed.name.task}, seed {failed.name.seed}",
@@ -70,6 +71,18 @@ def contents(study: Study) -> dict[str, Any]:
             "bibtex": bibtex(dict.fromkeys(cited)),
         }
     )
+
+
+def _across(study: Study) -> dict[str, Any]:
+    """Mean ranks over tasks by metric, best first, of explainers that have a score on all that any has."""
+    found, out = study.across(), {}
+    for metric, rows in found.groupby("metric", sort=False) if len(found) else ():
+        rows = rows[rows["tasks"] == rows["tasks"].max()].sort_values("mean_rank", kind="stable")
+        columns = ("explainer", "mean_rank", "best_in", "tasks")
+        out[str(metric)] = [
+            dict(zip(columns, row, strict=True)) for row in rows[list(columns)].values.tolist()
+        ]
+    return out
 
 
 def _task(study: Study, task: str) -> TaskCells:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -297,11 +297,16 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+Thing = TypeVar("Thing", Explainer, AnyMetric)
+
+
 def make_plan(file: StudyFile, allow_code: bool = False) -> StudyPlan:
     """Resolve a study; mistakes are reported with their line of the file."""
     spec, grid = file.spec, expand(file)
     explainers = {c.label: _at(file, c, make_explainer, allow_code) for c in grid["explainers"]}
     metrics = {c.label: _at(file, c, make_metric, allow_code) for c in grid["metrics"]}
+    grid["explainers"], explainers = _by_registered_name(grid["explainers"], explainers)
+    grid["metrics"], metrics = _by_registered_name(grid["metrics"], metrics)
     tasks: list[PlannedTask] = []
     skipped: list[dict[str, str]] = []
     with torch_threads(spec.plan.threads):
@@ -319,6 +324,23 @@ def make_plan(file: StudyFile, allow_code: bool = False) -> StudyPlan:
         seconds=spec.limits.seconds,
         source=content_hash(file.text),
     )
+
+
+def _by_registered_name(
+    axis: Sequence[Choice], made: dict[str, Thing]
+) -> tuple[tuple[Choice, ...], dict[str, Thing]]:
+    """Classes of the user's under the name they register, unless the file or another gives a label."""
+    choices: list[Choice] = []
+    found: dict[str, Thing] = {}
+    for choice in axis:
+        thing, label = made[choice.label], choice.label
+        own, bracket, settings = label.partition(" (")
+        if choice.code is not None and own == type(thing).__name__:
+            label = f"{thing.name}{bracket}{settings}"
+        label = choice.label if label in made or label in found else label
+        choices.append(choice.model_copy(update={"label": label}))
+        found[label] = thing
+    return tuple(choices), found
 
 
 def _things(

@@ -205,6 +205,30 @@ class Study:
             for name, scores in found.items()
         )
 
+    def across(self) -> pd.DataFrame:
+        """One row per explainer and metric over all tasks: mean rank (1 is best), where it is best, means.
+
+        A rank is that of the mean over samples and seeds among the explainers that have one on the task; ties
+        share theirs. Means of different tasks are not averaged: they are on scales of their own.
+        """
+        import pandas as pd
+
+        cells = self.summary()
+        if cells.empty:
+            return pd.DataFrame()
+        found = (
+            cells.groupby(["task", "explainer", "metric", "direction"], sort=False)["mean"]
+            .mean()
+            .reset_index()
+        )
+        better = found["mean"].where(found["direction"] == "higher", -found["mean"])
+        ranks = better.groupby([found["task"], found["metric"]]).rank(ascending=False)
+        found = found.assign(rank=ranks, best=ranks == 1)
+        by = found.groupby(["explainer", "metric"], sort=False)
+        table = by.agg(mean_rank=("rank", "mean"), best_in=("best", "sum"), tasks=("rank", "count"))
+        means = found.pivot(index=["explainer", "metric"], columns="task", values="mean")
+        return table.join(means[list(dict.fromkeys(found["task"]))]).reset_index()
+
     def export(self, path: str | Path) -> Path:
         """Write `frame()` as .csv or .parquet. In a CSV, text that a spreadsheet would run is quoted."""
         path = Path(path)
