@@ -1,6 +1,7 @@
 """Keyed draws: statistical quality, and that a draw depends on its key, sample and number alone."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import permutations
 
 import numpy as np
@@ -62,8 +63,9 @@ def test_neighbouring_streams_are_independent(kind: str) -> None:
     assert stats.chi2.sf(chi, 49) > 1e-5
 
 
-def test_normal_has_the_moments_and_distribution_of_a_normal() -> None:
-    draws = keyed.normal(KEY, IDS, 0, 500, torch.float64).reshape(-1)
+@pytest.mark.parametrize("normal", [keyed.normal, keyed.noise])
+def test_normal_has_the_moments_and_distribution_of_a_normal(normal: Callable[..., torch.Tensor]) -> None:
+    draws = normal(KEY, IDS, 0, 500, torch.float64).reshape(-1)
     n = len(draws)
     assert abs(float(draws.mean())) < 5 / np.sqrt(n)
     assert abs(float(draws.var()) - 1) < 5 * np.sqrt(2 / n)
@@ -71,6 +73,18 @@ def test_normal_has_the_moments_and_distribution_of_a_normal() -> None:
     assert abs(float((draws**4).mean()) - 3) < 5 * np.sqrt(96 / n)
     assert stats.kstest(draws.numpy(), "norm").pvalue > 1e-4
     assert bool(torch.isfinite(draws).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_moves_fill_their_interval_and_are_the_same_in_every_precision(dtype: torch.dtype) -> None:
+    draws = keyed.moves(KEY, IDS, 0, 500, dtype)
+    assert torch.equal(draws, keyed.moves(KEY, IDS, 0, 500, torch.float64).to(dtype))
+    assert bool((keyed.moves(KEY, IDS, 0, 500).abs() < 1).all())
+    counts = torch.histc(draws.float(), bins=64, min=-1, max=1)
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-4
+    noise = keyed.noise(KEY, IDS, 0, 500, dtype).double()
+    close = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(noise, keyed.noise(KEY, IDS, 0, 500, torch.float64), rtol=close, atol=close)
 
 
 def test_permutations_of_four_are_uniform_over_all_24() -> None:
@@ -98,6 +112,7 @@ def draw_all(ids: torch.Tensor) -> list[torch.Tensor]:
     return [
         keyed.uniform(KEY, ids, draws, 11),
         keyed.normal(KEY, ids, draws, 11),
+        keyed.noise(KEY, ids, draws, 11),
         keyed.integers(KEY, ids, draws, 11, 17),
         keyed.permutation(KEY, ids, draws, 11),
         keyed.random_ranks(KEY, ids, draws, 11, valid),
@@ -120,12 +135,12 @@ def test_draws_are_bit_equal_for_any_order_and_shard(order: list[int], size: int
 @pytest.mark.parametrize("draw", [0, 1, 2, 1000, 2**40])
 def test_one_draw_equals_that_draw_among_many(draw: int) -> None:
     ids = torch.tensor([0, 7, -3, 2**62])
-    for make in (keyed.uniform, keyed.normal, keyed.permutation):
+    for make in (keyed.uniform, keyed.normal, keyed.noise, keyed.permutation):
         assert torch.equal(make(KEY, ids, draw, 5), make(KEY, ids, torch.tensor([draw]), 5)[:, 0])
 
 
 def test_the_first_numbers_do_not_depend_on_how_many_are_drawn() -> None:
-    for make in (keyed.uniform, keyed.normal):
+    for make in (keyed.uniform, keyed.normal, keyed.noise):
         assert torch.equal(make(KEY, IDS, 3, 5), make(KEY, IDS, 3, 9)[:, :5])
 
 

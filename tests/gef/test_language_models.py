@@ -88,9 +88,9 @@ def test_methods_that_are_evaluated_together_meet_the_same_worlds():
     metric, names = vd.gef.FastGEF(path=PATH, draws=DRAWS), ["gradient", "saliency", "occlusion"]
     log_weight_noise(task)  # it draws for its self-check, once a task
     alone = {name: vd.score(metric, task, name) for name in names}
-    with mock.patch.object(drawing, "draw_noise", wraps=drawing.draw_noise) as draw:
+    with mock.patch.object(drawing, "noise_by_name", wraps=drawing.noise_by_name) as draw:
         found = vd.evaluate(task, names, metric)
-    drawn = [name for call in draw.call_args_list for name, _ in call.args[1]]
+    drawn = [name for call in draw.call_args_list for name in call.args[1]]
     assert len(drawn) == DRAWS * len(PATH) * len(list(task.model.parameters()))
     for name in names:
         assert torch.equal(found.scores[name, "fast_gef"].values, alone[name].values)

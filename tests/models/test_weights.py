@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference.gef import changed_copy, noisy
+from tests.reference.gef import changed_copy, noisy, weight_noise
 from tests.reference.small_models import Convolution, Recurrent, Tied, mlp
-from veridical.core.key import Key, parameter_noise
+from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, UnknownNameError, VeridicalWarning
 from veridical.models.randomised_layers import cascade, randomised
 from veridical.models.weights import NoiseSource, layers
@@ -166,7 +166,7 @@ def test_noise_is_keyed_by_name_and_drawn_for_one_layer_alike() -> None:
     model, _ = made("plain")
     whole = NoiseSource(model)(KEY)
     for name, value in model.named_parameters():
-        assert torch.equal(whole[name], parameter_noise(KEY, name, value.shape))
+        assert torch.equal(whole[name], weight_noise(KEY, name, value.shape))
     assert set(NoiseSource(model, "2")(KEY)) == {"2.weight", "2.bias"}
     assert set(NoiseSource(model, "2.bias")(KEY)) == {"2.bias"}
     assert torch.equal(NoiseSource(model, "2")(KEY)["2.weight"], whole["2.weight"])
@@ -197,7 +197,7 @@ def test_noise_upon_noise_uses_the_users_names_and_the_noisy_values() -> None:
     once = task.with_noise(0.5, KEY)
     twice = once.with_noise(0.1, KEY / 1)
     first = noisy(model, 0.5, KEY)
-    expected = {n: v * (1 + 0.1 * parameter_noise(KEY / 1, n, v.shape)) for n, v in first.items()}
+    expected = {n: v * (1 + 0.1 * weight_noise(KEY / 1, n, v.shape)) for n, v in first.items()}
     torch.testing.assert_close(twice.outputs, changed_copy(model, expected)(x).detach())
     assert layers(once.model) == layers(model)
     assert once.reference is task

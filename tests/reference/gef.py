@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical.core.key import Key, parameter_noise
+from veridical.core.key import Key, name_id, noise
 from veridical.functional import round_to_grid
 
 
@@ -23,12 +23,17 @@ def of_form(form: str, **settings: Any) -> vd.gef.GEF:
     return vd.gef.FastGEF(**settings) if form == "fast" else vd.gef.GEF(form=form, **settings)  # type: ignore[arg-type]
 
 
+def weight_noise(key: Key, name: str, shape: torch.Size) -> Tensor:
+    """N(0, 1) for one parameter, drawn by its name."""
+    return noise(key, torch.tensor([name_id(name)]), 0, shape.numel()).view(shape)
+
+
 def noisy(
     model: nn.Module, sigma: float, key: Key, layer: str | None = None, step: float = 1.0, strip: str = ""
 ) -> dict[str, Tensor]:
     """theta * (1 + step * sigma * N(0, 1)) for every floating-point parameter, drawn by its name."""
     return {
-        name: (parameter_noise(key, name.removeprefix(strip), value.shape).to(value) * (step * sigma) + 1.0)
+        name: (weight_noise(key, name.removeprefix(strip), value.shape).to(value) * (step * sigma) + 1.0)
         * value.detach()
         for name, value in model.named_parameters()
         if value.is_floating_point() and (layer is None or name == layer or name.startswith(layer + "."))

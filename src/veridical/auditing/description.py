@@ -24,12 +24,12 @@ from veridical.data.prompt_checks import PromptChecks, prompt_checks
 from veridical.errors import InputError, VeridicalError, VeridicalWarning, warn
 from veridical.explainers import Explainer
 from veridical.explainers import registry as explainer_registry
+from veridical.explainers.input_noise import why_no_noise
 from veridical.explainers.transforms import OtherClass, Shuffled
 from veridical.gef import GEF
 from veridical.meta import MetaEvaluation, meta_evaluate
 from veridical.meta.consistency import MIN_SAMPLES
 from veridical.metrics import ExplainerMetric, registry
-from veridical.metrics.input_noise import why_no_noise
 from veridical.models.predictor import take_side
 from veridical.perturb.fills import Blur, Fill, Mean
 from veridical.qge import Standing, standing

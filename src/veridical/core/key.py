@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from veridical.errors import InputError
+from veridical.functional.devices import at_a_time
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -179,6 +180,87 @@ def normal(
     return (radius * torch.cos(2.0 * math.pi * pair[..., 1])).to(dtype)
 
 
+def moves(
+    key: Key, ids: Tensor, draws: Tensor | int, size: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Draw from U(-1, 1) for every element of many inputs, in a thirtieth of the time of `uniform`.
+
+    24 bits of `random_keys`: the middles of 2^24 equal parts, which float32 holds exactly, so that all
+    precisions draw the same. The i-th number does not depend on how many are drawn.
+
+    Parameters
+    ----------
+    key : Key
+        Seed and purpose of the draw.
+    ids : Tensor
+        Digests (N,) of the samples.
+    draws : Tensor or int
+        Numbers (K,) of the draws, or one.
+    size : int
+        How many elements a draw has.
+    dtype : torch.dtype
+        Precision of the numbers.
+
+    Returns
+    -------
+    Tensor
+        Numbers in (-1, 1): (N, K, size), or (N, size) of one draw.
+    """
+    return _middles(random_keys(key, ids, draws, size), dtype)
+
+
+def noise(
+    key: Key, ids: Tensor, draws: Tensor | int, size: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Draw N(0, 1) for every element of many inputs, within 5.4: all but one in 15 million are.
+
+    Parameters
+    ----------
+    key : Key
+        Seed and purpose of the draw.
+    ids : Tensor
+        Digests (N,) of the samples.
+    draws : Tensor or int
+        Numbers (K,) of the draws, or one.
+    size : int
+        How many elements a draw has.
+    dtype : torch.dtype
+        Precision of the numbers.
+
+    Returns
+    -------
+    Tensor
+        Normal numbers: (N, K, size), or (N, size) of one draw.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    return _normals(moves(key, ids, draws, size, wide)).to(dtype)
+
+
+def _middles(keys: Tensor, dtype: torch.dtype) -> Tensor:
+    keys >>= 8
+    wide = torch.promote_types(dtype, torch.float32)
+    middle = torch.full((), 2.0**-24, dtype=wide, device=keys.device)
+    return torch.add(middle, keys, alpha=2.0**-23).to(dtype)
+
+
+def _normals(moved: Tensor) -> Tensor:
+    return moved.erfinv_().mul_(math.sqrt(2.0))
+
+
+def noise_by_name(key: Key, names: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """`noise(key, name, 0, size)` for each of several `name_id`s (P,), hashed together in few kernels."""
+    factors, shifts = halves(key, names, 0)
+    numbers = _feature_numbers(max(sizes), names.device)
+    cells = torch.empty(sum(sizes), dtype=torch.int32, device=names.device)
+    for cell, factor, shift in zip(cells.split(list(sizes)), factors, shifts, strict=True):
+        torch.addcmul(shift, numbers[: len(cell)], factor, out=cell)
+    drawn = torch.empty(len(cells), device=names.device)
+    few = at_a_time(names, 2**16, 2**26)
+    for some, out in zip(cells.split(few), drawn.split(few), strict=True):
+        out.copy_(_normals(_middles(_mixed(some), torch.float32)))
+    return drawn.split(list(sizes))
+
+
 def integers(key: Key, ids: Tensor, draws: Tensor | int, size: int, below: int | Tensor) -> Tensor:
     """Draw integers uniform on {0, ..., below - 1}; `below` may differ between samples.
 
@@ -275,20 +357,8 @@ def parameter_noise(key: Key, name: str, shape: torch.Size) -> Tensor:
     Tensor
         Standard normal numbers of this shape, the same on every device.
     """
-    drawn = torch.empty(shape)
-    draw_noise(key, [(name, drawn)])
-    return drawn
-
-
-def draw_noise(key: Key, parts: Iterable[tuple[str, Tensor]]) -> None:
-    """The same for several parameters, into tensors of theirs that are contiguous and on the CPU."""
-    generator = torch.Generator()
-    # `name_id` of the key's text with each name at its end
-    start = repr((key.seed, *key.path, ""))[: -len("'')")]
-    for name, drawn in parts:
-        digest = hashlib.blake2b(f"{start}{name!r})".encode(), digest_size=8).digest()
-        generator.manual_seed(int.from_bytes(digest, "little") & _LOW_63)
-        drawn.normal_(generator=generator)
+    generator = torch.Generator().manual_seed((key / name).state & _LOW_63)
+    return torch.empty(shape).normal_(generator=generator)
 
 
 def random_keys(key: Key, ids: Tensor, draws: Tensor | int, size: int) -> Tensor:
@@ -311,6 +381,10 @@ def halves(key: Key, ids: Tensor, draws: Tensor | int) -> Halves:
 def _random_keys(factor: Tensor, shift: Tensor, size: int) -> Tensor:
     x = _feature_numbers(size, factor.device) * factor
     x += shift
+    return _mixed(x)
+
+
+def _mixed(x: Tensor) -> Tensor:
     # without its sign a number may be shifted as it is: torch shifts signs in
     x &= _LOW_31
     x ^= x >> 15

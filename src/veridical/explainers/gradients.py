@@ -16,6 +16,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError, NotApplicableError, VeridicalError
 from veridical.explainers.base import Explainer, keep_outputs, register, selected
 from veridical.explainers.diagnostics import difference_from_baselines
+from veridical.explainers.input_noise import gaussian_draws, own_range
 from veridical.models.context import Context
 from veridical.models.predictor import call, out_of_memory, repeat_side
 from veridical.values.task import Task
@@ -260,26 +261,13 @@ class IntegratedGradients(ByGradients):
 # --- random baselines -------------------------------------------------------------------------------------
 
 
-def input_noise(task: Task, key: Key, draws: Tensor, share: float) -> Tensor:
-    """Normal noise (n, draws, *input shape), its deviation a share of each sample's range (max - min).
+def noisy_inputs(task: Task, key: Key, draws: slice, share: float) -> Tensor:
+    """The inputs under normal noise (n, draws, *input shape), its deviation a share of each sample's range.
 
     Elements of features that do not exist in a sample (padding) get none and do not count for the range.
     """
-    x = task.inputs
-    there = torch.ones_like(x, dtype=torch.bool)
-    if task.space.valid is not None:
-        there = (~task.space.expand(~task.space.valid)).expand_as(x)
-    flat, kept = x.flatten(1), there.flatten(1)
-    highest = flat.masked_fill(~kept, -torch.inf).amax(1)
-    lowest = flat.masked_fill(~kept, torch.inf).amin(1)
-    deviation = share * (highest - lowest)
-    # drawn feature by feature, so that features added behind (padding) leave the noise of the others alone
-    spread = task.space.labels.shape[1 if task.space.per_sample else 0 :]
-    layout = sorted(range(len(spread)), key=lambda axis: spread[axis] == 1)
-    noise = keyed.normal(key / "noise", task.draw_ids, draws, flat.shape[1], x.dtype)
-    noise = noise.unflatten(2, [x.shape[1 + axis] for axis in layout])
-    noise = noise.permute(0, 1, *[2 + layout.index(axis) for axis in range(len(layout))])
-    return noise * (deviation[:, None] * kept).view_as(x)[:, None]
+    drawn = gaussian_draws(task, key / "noise", range(draws.start, draws.stop)).transpose(0, 1)
+    return torch.addcmul(task.inputs[:, None], drawn, share * own_range(task)[:, None])
 
 
 def baselines(task: Task, key: Key, draws: Tensor) -> Tensor:
@@ -301,9 +289,7 @@ def from_random_baselines(task: Task, key: Key, samples: int, noise: float = 0.0
     for part in parts(samples, len(task), task.predictor.rows):
         draws = torch.arange(part.start, part.stop, device=task.device)
         start = baselines(task, key, draws)
-        x = task.inputs[:, None]
-        if noise:
-            x = x + input_noise(task, key, draws, noise)
+        x = noisy_inputs(task, key, part, noise) if noise else task.inputs[:, None]
         place = keyed.uniform(key / "place", task.draw_ids, draws, 1, torch.float64).to(x.dtype)
         way = x - start
         rows = start + place.reshape(*place.shape[:2], *[1] * (way.dim() - 2)) * way
@@ -337,6 +323,7 @@ class GradientShap(_FromRandomBaselines):
     noise: NotNegative = 0.0
     """Deviation of normal noise added to the input, as a share of each sample's range."""
     name: ClassVar[str] = "gradient_shap"
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "gradients at random points on the way from random baselines"
     paper: ClassVar[str] = "Lundberg and Lee 2017"
     completeness: ClassVar[str] = "values sum to y(x) less the mean of y over the baselines, in expectation"
@@ -387,6 +374,7 @@ class Smoothing(ByGradients):
     """The map that is repeated: "gradient", or "integrated_gradients" from zero."""
     steps: Count = 16
     """Points on the path, where the base is "integrated_gradients"."""
+    version: ClassVar[int] = 2
     stochastic: ClassVar[bool] = True
 
     def inapplicable_reason(self, task: Task) -> str | None:
@@ -402,8 +390,7 @@ class Smoothing(ByGradients):
     def noisy_maps(self, task: Task, key: Key) -> Iterator[Tensor]:
         """The maps under noise, some draws at a time: (n, draws, *input shape)."""
         for part in parts(self.samples, len(task) * self._rows_each, task.predictor.rows):
-            draws = torch.arange(part.start, part.stop, device=task.device)
-            x = (task.inputs[:, None] + input_noise(task, key, draws, self.noise)).flatten(0, 1)
+            x = noisy_inputs(task, key, part, self.noise).flatten(0, 1)
             if self.base == "gradient":
                 maps = gradient(task, x)
             else:

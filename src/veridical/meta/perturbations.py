@@ -16,8 +16,8 @@ from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.errors import InputError, NotApplicableError, unknown_name
+from veridical.explainers.input_noise import movable, touched, uniform_noise, why_no_noise
 from veridical.explainers.layout import time_axis
-from veridical.metrics.input_noise import movable, touched, uniform_noise, why_no_noise
 from veridical.models.output_heads import UNSTEADY
 from veridical.values.task import Task
 

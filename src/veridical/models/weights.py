@@ -6,28 +6,20 @@ written again, so that any number of perturbed models can be held without holdin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from veridical.core.key import Key, draw_noise
+from veridical.core.key import Key, name_id, noise_by_name
 from veridical.errors import InputError, NotApplicableError, unknown_name
 
 Noise = Mapping[str, Tensor]
 """N(0, 1) for every perturbed parameter, by its name."""
 WRAPPERS = ("_orig_mod.", "module.")
 """What compiling and data parallelism put before the names of parameters."""
-THREADED = 2**20
-"""Parameters from which on noise is drawn by several threads: a small draw is over before one has begun."""
-
-SHARES = 8
-"""Into how many tasks a draw is divided."""
 
 
 class Weights(Protocol):
@@ -97,7 +89,7 @@ def fitting(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 class NoiseSource:
-    """Draws weight noise for one model, on the CPU by key and parameter name: the same on every device.
+    """Draws weight noise for one model, by key and parameter name, where its first parameter lies.
 
     The last two draws are kept, since one serves every strength, and a perturbed model and those around it
     are written in turn. Noise depends on keys and names alone, so it is never stale.
@@ -110,9 +102,8 @@ class NoiseSource:
             if not chosen:
                 raise unknown_name("layer with parameters", layer, layers(model))
         self.shapes = {name: value.shape for name, value in chosen.items()}
-        self.device = next(iter(chosen.values())).device
-        self.size = sum(value.numel() for value in chosen.values())
-        self._keyed_by = _drawn_names(list(chosen))
+        device = next(iter(chosen.values())).device
+        self._keyed_by = torch.tensor([name_id(name) for name in _drawn_names(list(chosen))], device=device)
         self._latest: list[tuple[Key, Noise]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,16 +119,8 @@ class NoiseSource:
         return noise
 
     def _drawn(self, key: Key) -> Noise:
-        flat = torch.empty(self.size, pin_memory=self.device.type == "cuda")
         sizes = [shape.numel() for shape in self.shapes.values()]
-        parts = list(zip(self._keyed_by, flat.split(sizes), strict=True))
-        if self.size >= THREADED:
-            # dealt out by size: as many tasks as there are parameters would cost more than they save
-            parts.sort(key=lambda part: -part[1].numel())
-            list(pool().map(partial(draw_noise, key), [parts[i::SHARES] for i in range(SHARES)]))
-        else:
-            draw_noise(key, parts)
-        pieces = zip(self.shapes.items(), flat.to(self.device).split(sizes), strict=True)
+        pieces = zip(self.shapes.items(), noise_by_name(key, self._keyed_by, sizes), strict=True)
         return {name: piece.view(shape) for (name, shape), piece in pieces}
 
 
@@ -149,17 +132,6 @@ def _drawn_names(names: list[str]) -> list[str]:
             name = name.removeprefix(prefix)
         short.append(name)
     return short if len(set(short)) == len(short) else names
-
-
-@lru_cache(maxsize=1)
-def pool() -> ThreadPoolExecutor:
-    """Threads that draw random numbers."""
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="veridical noise")
-
-
-if hasattr(os, "register_at_fork"):
-    # a thread does not survive a fork, nor does the pool that waits for it
-    os.register_at_fork(after_in_child=pool.cache_clear)
 
 
 def layers(model: nn.Module) -> list[str]:

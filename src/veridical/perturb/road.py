@@ -39,7 +39,7 @@ class _Grid:
 
     def residual(self, value: Tensor) -> Tensor:
         """(W - D) of `value` inside the hole, zero outside."""
-        return (blurred(value) - self.degree * value) * self.hole
+        return torch.addcmul(blurred(value), self.degree, value, value=-1).mul_(self.hole)
 
     def settle(self, value: Tensor) -> Tensor:
         """Bring every missing pixel nearer to the mean of its neighbours."""
@@ -47,7 +47,7 @@ class _Grid:
 
     def relax(self, value: Tensor, right: Tensor) -> Tensor:
         """Smooth a correction once: Jacobi's step, damped by 3/4."""
-        return (blurred(value) + right) * self._share
+        return blurred(value).add_(right).mul_(self._share)
 
     def unfolded(self, coarse: Tensor) -> Tensor:
         """Each coarse pixel for its block of four."""
@@ -119,12 +119,14 @@ def _goal(grid: _Grid, tolerance: float) -> Tensor:
 
 def blurred(x: Tensor) -> Tensor:
     """The (1 2 1) x (1 2 1) sums of images (H, W, B), with nothing beyond their edges."""
-    x = F.pad(x, (0, 0, 1, 1, 1, 1))
-    for _ in range(2):
-        x = x[:-1] + x[1:]
-    for _ in range(2):
-        x = x[:, :-1] + x[:, 1:]
-    return x
+    return _sums(_sums(x, 1, 1), 1)
+
+
+def _sums(x: Tensor, step: int, border: int = 0) -> Tensor:
+    """Sums over squares of two by two, so many steps apart; a last odd row or column stands alone."""
+    # images lie along the last axis, as the channels of one
+    images = x[None].permute(0, 3, 1, 2)
+    return F.avg_pool2d(images, 2, step, border, step > 1, divisor_override=1).permute(0, 2, 3, 1)[0]
 
 
 def neighbour_weights(like: Tensor) -> Tensor:
@@ -137,8 +139,8 @@ def _grids(known: Tensor, hole: Tensor) -> list[_Grid]:
     kept = (~hole).to(known.dtype)
     grids = [_Grid(known, 1 - kept)]
     while min(known.shape[:2]) > SMALLEST_GRID:
-        count = _folded(kept)
-        known, kept = _folded(known) / count.clamp(min=1), (count > 0).to(known.dtype)
+        count = _sums(kept, 2)
+        known, kept = _sums(known, 2) / count.clamp(min=1), (count > 0).to(known.dtype)
         grids.append(_Grid(known, 1 - kept))
     return grids
 
@@ -170,16 +172,9 @@ def _cycle(grids: list[_Grid], level: int, right: Tensor) -> Tensor:
             value = grid.relax(value, right)
         return value
     # the coarse hole leaves out every block that is not missing whole
-    coarse = _folded(blurred(value)) * grids[level + 1].hole
+    coarse = _sums(blurred(value), 2) * grids[level + 1].hole
     correction = grid.unfolded(_cycle(grids, level + 1, coarse))
     return grid.relax(value + COARSE_WEIGHT * correction, right)
-
-
-def _folded(x: Tensor) -> Tensor:
-    """Sums over blocks of two by two; a last odd row or column stands alone."""
-    x = F.pad(x, (0, 0, 0, x.shape[1] % 2, 0, x.shape[0] % 2))
-    x = x[::2] + x[1::2]
-    return x[:, ::2] + x[:, 1::2]
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from tests.reference import metrics as slow
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, one_gradient
 from veridical.core.key import Key
 from veridical.explainers import Gradient
+from veridical.explainers.input_noise import gaussian_draws
 from veridical.metrics import EfficientMprt, Mprt, SmoothMprt
-from veridical.metrics.input_noise import gaussian_draws
 from veridical.models.predictor import Plan
 from veridical.models.randomised_layers import randomised
 

@@ -61,11 +61,11 @@ def assert_by_hand(metric, exclude: bool = True) -> vd.Scores:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_agrees_with_the_definition_by_hand_and_leaves_out_changed_predictions(kind) -> None:
-    scores = assert_by_hand(kind(draws=6, radius=1.2))
+    scores = assert_by_hand(kind(draws=8, radius=1.5))
     share = scores.details["share of draws kept"]
     assert ((share > 0) & (share < 1)).any()  # the exclusion was put to the test
     with pytest.raises(AssertionError):
-        assert_by_hand(kind(draws=6, radius=1.2), exclude=False)
+        assert_by_hand(kind(draws=8, radius=1.5), exclude=False)
 
 
 @pytest.mark.parametrize("name", NAMES)

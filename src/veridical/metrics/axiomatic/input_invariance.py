@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from veridical.explainers.input_noise import movable, why_no_noise
 from veridical.functional import euclidean, rms_normalise
 from veridical.functional._rows import in_blocks
 from veridical.metrics import LARGE, ExplainerMetric, Outcome, Within, register
-from veridical.metrics.input_noise import movable, why_no_noise
 from veridical.metrics.re_explaining import explaining
 from veridical.metrics.types import Context, Direction, Explainer, Task
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from veridical.explainers.input_noise import gaussian_draws, movable, own_range, why_no_noise
 from veridical.metrics import Count, Explainer, Key, NotNegative, Task, register
-from veridical.metrics.input_noise import gaussian_draws, movable, own_range, why_no_noise
 from veridical.metrics.randomisation._common import Order
 from veridical.metrics.randomisation.mprt import LayerRandomisation
 from veridical.metrics.re_explaining import Explain, at_once, stacked
@@ -30,6 +30,7 @@ class SmoothMprt(LayerRandomisation):
     noise_level: NotNegative = 0.1
     """Standard deviation of the noise, as a share of the range of the sample's own elements."""
     name: ClassVar[str] = "smooth_mprt"
+    version: ClassVar[int] = 3
     summary: ClassVar[str] = "Does the denoised map change when the model's layers are randomised?"
     assumes: ClassVar[str] = "averaging over noisy inputs removes noise of the map and nothing else"
     misleads: ClassVar[str] = "as MPRT, less its reward for noisy maps; it judges the averaged method"

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from veridical.errors import InputError, ShapeError, unknown_name
+from veridical.explainers.input_noise import movable, reference_range, touched, uniform_draws, why_no_noise
 from veridical.functional import rms_normalise
 from veridical.metrics import Count, Direction, Explainer, ExplainerMetric, Key, Outcome, Positive, Task
-from veridical.metrics.input_noise import movable, reference_range, touched, uniform_draws, why_no_noise
 from veridical.metrics.re_explaining import Maps, explained_variants, explaining, stacked
 from veridical.models.context import Context
 from veridical.models.predictor import check_finite
@@ -35,6 +35,7 @@ class NeighbourMetric(ExplainerMetric):
     """Whether the radius is in units of each element's range over the reference rows, not of the input."""
     normalise: bool = True
     """Whether maps are divided by their root mean square before they are compared."""
+    version: ClassVar[int] = 3
 
     def inapplicable_reason(self, task: Task) -> str | None:
         if self.in_ranges and task.train is None:

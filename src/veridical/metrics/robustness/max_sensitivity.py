@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from veridical.explainers.input_noise import movable, touched_norm
 from veridical.metrics import Context, Direction, Explainer, Outcome, Task, register
-from veridical.metrics.input_noise import movable, touched_norm
 from veridical.metrics.robustness._common import (
     NeighbourMetric,
     distance,

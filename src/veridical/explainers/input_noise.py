@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
-from veridical.functional.devices import at_a_time
-from veridical.metrics import Key, Task
+from veridical.core.key import Key
 from veridical.models.embeddings import embedding_layer
 from veridical.perturb.fills import extremes
+from veridical.values.task import Task
 
 
 def why_no_noise(task: Task) -> str | None:
@@ -47,31 +46,13 @@ def _everywhere(task: Task) -> bool:
 
 
 def uniform_draws(task: Task, key: Key, draws: range) -> Tensor:
-    """U[-1, 1) in every touched element, 0 elsewhere: (draws, N, *input shape)."""
-    share = _drawn(
-        task, draws, lambda which, size: keyed.uniform(key, task.draw_ids, which, size, task.inputs.dtype)
-    )
-    share.mul_(2.0).sub_(1.0)
-    return share if _everywhere(task) else share.mul_(touched(task))
+    """U(-1, 1) in every touched element, 0 elsewhere: (draws, N, *input shape)."""
+    return _drawn(keyed.moves, task, key, draws)
 
 
 def gaussian_draws(task: Task, key: Key, draws: range) -> Tensor:
-    """N(0, 1) in every touched element, 0 elsewhere, by Box and Muller: (draws, N, *input shape).
-
-    Radius and angle come from two streams, so that the draw of an element does not depend on how many
-    elements there are.
-    """
-
-    def normal(which: Tensor, size: int) -> Tensor:
-        radius, angle = (
-            keyed.uniform(key / part, task.draw_ids, which, size, torch.float64)
-            for part in ("radius", "angle")
-        )
-        radius.neg_().log1p_().mul_(-2.0).sqrt_()
-        return radius.mul_(angle.mul_(2.0 * math.pi).cos_()).to(task.inputs.dtype)
-
-    noise = _drawn(task, draws, normal)
-    return noise if _everywhere(task) else noise.mul_(touched(task))
+    """N(0, 1) in every touched element, 0 elsewhere: (draws, N, *input shape)."""
+    return _drawn(keyed.noise, task, key, draws)
 
 
 def uniform_noise(task: Task, key: Key, draw: int) -> Tensor:
@@ -79,28 +60,17 @@ def uniform_noise(task: Task, key: Key, draw: int) -> Tensor:
     return uniform_draws(task, key, range(draw, draw + 1))[0]
 
 
-def _drawn(task: Task, draws: range, draw: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """`draw(numbers of draws (K,), elements)` as (N, K, elements) for all draws, a few at a time."""
-    size = task.inputs[0].numel()
-    out = task.inputs.new_empty(len(draws), len(task), size)
-    # a hash takes several numbers of 64 bits on its way: on a CPU they should stay in its cache
-    cells = at_a_time(task.device, 2**20, 2**24)
-    few = max(1, cells // (len(task) * size))
-    for at in range(0, len(draws), few):
-        some = draws[at : at + few]
-        which = torch.arange(some.start, some.stop, device=task.device)
-        out[at : at + few] = draw(which, size).transpose(0, 1)
-    return _by_element(task, out)
-
-
-def _by_element(task: Task, draws: Tensor) -> Tensor:
-    """Lay draws over inputs; where padding exists, feature by feature, so that more of it changes no draw."""
+def _drawn(draw: Callable[..., Tensor], task: Task, key: Key, draws: range) -> Tensor:
+    """Draws of all elements; where padding exists, feature by feature, so that more of it changes none."""
     space = task.space
+    which = torch.arange(draws.start, draws.stop, device=task.device)
+    found = draw(key, task.draw_ids, which, task.inputs[0].numel(), task.inputs.dtype).transpose(0, 1)
     if space.valid is not None and not space.per_sample:
         labels = space.labels.expand(space.input_shape).reshape(-1)
         by_feature = torch.argsort(labels, stable=True)
-        draws = torch.empty_like(draws).index_copy_(-1, by_feature, draws)
-    return draws.reshape(len(draws), *task.inputs.shape)
+        found = torch.empty_like(found).index_copy_(-1, by_feature, found)
+    found = found.reshape(len(draws), *task.inputs.shape)
+    return found if _everywhere(task) else found.mul_(touched(task))
 
 
 def own_range(task: Task) -> Tensor:
