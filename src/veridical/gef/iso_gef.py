@@ -147,7 +147,7 @@ class IsoSigma(GEF):
     name: ClassVar[str] = "gef_iso"
     forms: ClassVar[tuple[str, ...]] = ("fast", *GEF.forms)
     keyed_as: ClassVar[str] = ""
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     summary: ClassVar[str] = "At one level of noise: does the map move more where the model moves more?"
     assumes: ClassVar[str] = (
         "of two equally noisy models, the one that moved further has moved the map further"

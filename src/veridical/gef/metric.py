@@ -90,7 +90,7 @@ class GEF(ExplainerMetric):
     path: tuple[Positive, ...] | Rule = "fitted"
     """The rule by which the noise levels are found, or the levels themselves, rising."""
     name: ClassVar[str] = "gef"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     forms: ClassVar[tuple[str, ...]] = ("reference", "jacobian", "arc")
     keyed_as: ClassVar[str] = "gef"
     category: ClassVar[str] = "faithfulness"
@@ -341,7 +341,7 @@ class FastGEF(GEF):
     form: Form = "fast"
     """How the explanation's movement is measured."""
     name: ClassVar[str] = "fast_gef"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     forms: ClassVar[tuple[str, ...]] = ("fast",)
     summary: ClassVar[str] = "Does the explanation move as the model moves, under weight noise?"
     paper: ClassVar[str] = "Generalised Explanation Faithfulness; Algorithm 1"

@@ -30,7 +30,7 @@ class SmoothMprt(LayerRandomisation):
     noise_level: NotNegative = 0.1
     """Standard deviation of the noise, as a share of the range of the sample's own elements."""
     name: ClassVar[str] = "smooth_mprt"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 2
     summary: ClassVar[str] = "Does the denoised map change when the model's layers are randomised?"
     assumes: ClassVar[str] = "averaging over noisy inputs removes noise of the map and nothing else"
     misleads: ClassVar[str] = "as MPRT, less its reward for noisy maps; it judges the averaged method"

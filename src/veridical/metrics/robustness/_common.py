@@ -35,7 +35,7 @@ class NeighbourMetric(ExplainerMetric):
     """Whether the radius is in units of each element's range over the reference rows, not of the input."""
     normalise: bool = True
     """Whether maps are divided by their root mean square before they are compared."""
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 2
 
     def inapplicable_reason(self, task: Task) -> str | None:
         if self.in_ranges and task.train is None:
