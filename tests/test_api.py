@@ -84,6 +84,39 @@ def test_finished_maps_of_other_outputs_or_samples_are_told_apart() -> None:
         kept(t.with_noise(0.1, Key(1)))
 
 
+def test_values_that_are_drawn_several_times_have_error_bars(tmp_path: Path) -> None:
+    t = task(train=X)
+    exact = vd.explain("exact_shapley", t).values
+    drawn = vd.explain("shapley_sampling", t, orders=4, repeats=30)
+    low, high = drawn.interval(0.99)
+    inside = ((low - 1e-6 <= exact) & (exact <= high + 1e-6)).double().mean()
+    assert inside > 0.9
+    once = vd.explain("shapley_sampling", t, orders=4)
+    assert drawn.cost.forward > 20 * once.cost.forward
+    assert drawn.inverted().error is None
+    saved = vd.Explanation.load(drawn.save(tmp_path / "drawn.safetensors"))
+    assert torch.equal(saved.interval(0.99)[0], low)
+    assert torch.equal(drawn.take(slice(2, 4)).error, drawn.error[2:4])
+    with pytest.raises(InputError, match="draw it several times"):
+        once.interval()
+    with pytest.raises(InputError, match="draws nothing here"):
+        vd.explain("saliency", t, repeats=3)
+
+
+def test_two_fills_are_compared() -> None:
+    t = task(train=X)
+    one = vd.evaluate(t, ["exact_shapley", "random"], ["pixel_flipping", "sparseness"])
+    same = one.compare(one)
+    assert same["tau"].tolist() == [1.0, 1.0]
+    assert same["turned"].tolist() == ["", ""]
+    swapped = vd.evaluate(t, {"exact_shapley": "random", "random": "exact_shapley"}, "pixel_flipping")
+    found = one.compare(swapped).iloc[0]
+    assert (found["best"], found["best there"], found["tau"]) == ("exact_shapley", "random", -1.0)
+    assert found["turned"] == "exact_shapley and random"
+    other = vd.evaluate(t.with_fill("mean"), ["exact_shapley", "random"], "pixel_flipping")
+    assert other.compare(one)["metric"].tolist() == ["pixel_flipping"]
+
+
 def test_score_takes_a_metric_in_every_form() -> None:
     t = task()
     expected = vd.score(PixelFlipping(steps=2), t, "saliency").values

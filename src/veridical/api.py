@@ -41,6 +41,7 @@ def explain(
     *,
     seed: int = 0,
     device: str | torch.device | None = None,
+    repeats: Count = 1,
     **settings: Any,
 ) -> Explanation:
     """Explain every sample of a task, by an explainer's name, object, or the user's own function.
@@ -59,6 +60,9 @@ def explain(
         Seed of all draws.
     device : str or torch.device, optional
         Where to compute; by default where the task lies.
+    repeats : int
+        How often an explainer that draws is drawn: values are then means, with a standard error each
+        (`.error`, `.interval()`). It costs so many times as much.
     **settings
         Settings of an explainer given by name or class.
 
@@ -82,7 +86,21 @@ def explain(
     Explanation by gradient: 2 samples x 4 column features, cost 2 rows forward, 2 backward
     """
     task = task if device is None else task.to(device)
-    return _explained(as_method(explainer, task, **settings), task, Key(seed), Memo(announces=True))
+    method = as_method(explainer, task, **settings)
+    if repeats == 1:
+        return _explained(method, task, Key(seed), Memo(announces=True))
+    if not method._draws_on(task):
+        raise InputError(f"'{method.name}' draws nothing here: its values do not move, so leave out repeats")
+    # each with a memo of its own: shared masks would be the same draw
+    made = [_explained(method, task, Key(seed) / "repeat" / n, Memo(announces=True)) for n in range(repeats)]
+    values = torch.stack([one.values.double() for one in made])
+    mean = made[0].with_values(values.mean(0).to(made[0].values))
+    return replace(
+        mean,
+        error=(values.std(0) / repeats**0.5).to(mean.values),
+        cost=sum((one.cost for one in made), Cost()),
+        provenance={**mean.provenance, "seed": seed, "repeats": repeats},
+    )
 
 
 def _explained(explainer: Explainer, task: Task, key: Key, memo: Memo | None) -> Explanation:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from scipy.stats import kendalltau
 
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
@@ -16,6 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from veridical.values.tables import ScoreTable
+
+
+def _clear(one: Scores, other: Scores) -> int:
+    """1 where one is better by more than two standard errors of the differences, -1 where worse, else 0."""
+    gap = (one.utility - other.utility).double()
+    gap = gap[~gap.isnan()]
+    error = float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else float("inf")
+    return int(gap.mean() > 2 * error) - int(gap.mean() < -2 * error) if len(gap) else 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,30 @@ class Evaluation:
                     "metric": failure.metric,
                     "flags": f"failed: {failure.message}",
                 }
+            )
+        return pd.DataFrame(rows)
+
+    def compare(self, other: Evaluation) -> pd.DataFrame:
+        """What another evaluation says of the same explainers: one row per metric, and whether orders agree.
+
+        Of the same samples with another fill, say: `evaluate(task.with_fill("mean"), ...)`. `turned` are
+        pairs of explainers whose order differs and is clear in both: the mean difference over samples lies
+        more than two standard errors from zero, on the other side.
+        """
+        import pandas as pd
+
+        rows = []
+        for what in (metric for metric in self.metrics if metric in other.metrics):
+            both = [t for t in self.explainers if (t, what) in self.scores and (t, what) in other.scores]
+            means = [[float(e[who, what].utility.nanmean()) for who in both] for e in (self, other)]
+            pairs = list(combinations(both, 2))
+            clear = [[_clear(e[a, what], e[b, what]) for a, b in pairs] for e in (self, other)]
+            turned = [pair for pair, a, b in zip(pairs, *clear, strict=True) if a * b < 0]
+            best = [both[max(range(len(both)), key=mean.__getitem__)] for mean in means]
+            tau = kendalltau(*means).statistic if len(both) > 1 else float("nan")
+            turned_as = "; ".join(" and ".join(pair) for pair in turned)
+            rows.append(
+                {"metric": what, "best": best[0], "best there": best[1], "tau": tau, "turned": turned_as}
             )
         return pd.DataFrame(rows)
 

@@ -51,6 +51,8 @@ class Explanation:
     """The ties along the order, where the values alone do not tell them."""
     draw_ids: Tensor = None  # type: ignore[assignment]
     """What keys the draws of each sample: a digest of its input; its id where that is not known."""
+    error: Tensor | None = None
+    """The standard error of each value (N, V), where maps were drawn several times."""
     written: tuple[int, int] = field(init=False)
     """Which tensor the values are and how often it had been written to when they were checked."""
 
@@ -163,6 +165,7 @@ class Explanation:
             values=values,
             given_order=None,
             given_tied=None,
+            error=None,
             explainer=explainer or self.explainer,
         )
 
@@ -171,11 +174,12 @@ class Explanation:
         scaled = rms_normalise(self.values, where=self.valid).to(self.values.dtype)
         if self.valid is not None:
             scaled = scaled.masked_fill(~self.valid, 0.0)
-        return replace(self, values=scaled, given_order=self.order, given_tied=self.tied)
+        return replace(self, values=scaled, given_order=self.order, given_tied=self.tied, error=None)
 
     def along(self, order: Tensor) -> Explanation:
         """The same values along another ranking (N, V), least relevant first, without ties."""
-        return replace(self, values=self._values_along(order), given_order=order, given_tied=_no_ties(order))
+        values, tied = self._values_along(order), _no_ties(order)
+        return replace(self, values=values, given_order=order, given_tied=tied, error=None)
 
     def strictly_along(self, order: Tensor, tied: Tensor | None = None) -> Explanation:
         """The same for what is known to be a ranking: nothing is checked, as that would wait for a GPU."""
@@ -185,6 +189,7 @@ class Explanation:
     def _unchecked(self, **changes: Any) -> Explanation:
         """This explanation with what is known to fit it."""
         made = object.__new__(Explanation)
+        changes = {"error": None, **changes} if "values" in changes else changes
         for each in fields(self):
             object.__setattr__(made, each.name, changes.get(each.name, getattr(self, each.name)))
         return made
@@ -220,6 +225,7 @@ class Explanation:
             given_order=self.order[index],
             given_tied=self.tied[index],
             space=self.space.take(index),
+            error=None if self.error is None else self.error[index],
         )
 
     def matching(self, task: Task) -> Explanation:
@@ -251,7 +257,15 @@ class Explanation:
         """The same explanation on another device."""
         if self.values.device == torch.device(device):
             return self
-        moved = {n: getattr(self, n).to(device) for n in ("values", "targets", "ids", "draw_ids", "space")}
+        held = (
+            "values",
+            "targets",
+            "ids",
+            "draw_ids",
+            "space",
+            *(["error"] if self.error is not None else []),
+        )
+        moved = {n: getattr(self, n).to(device) for n in held}
         return replace(self, **moved, given_order=self.order.to(device), given_tied=self.tied.to(device))
 
     def maps(self) -> Tensor:
@@ -271,6 +285,8 @@ class Explanation:
         }
         if self.space.valid is not None:
             tensors["valid"] = self.space.valid
+        if self.error is not None:
+            tensors["error"] = self.error
         header = {
             "explainer": self.explainer,
             "space": {
@@ -313,6 +329,7 @@ class Explanation:
             header["provenance"],
             given_tied=tensors.get("tied"),
             draw_ids=tensors.get("draw_ids"),  # type: ignore[arg-type]
+            error=tensors.get("error"),
         )
 
     def top(self, sample: int = 0, count: int = 5) -> list[tuple[str, float]]:
@@ -321,6 +338,21 @@ class Explanation:
         valid = self.space.n_features if self.valid is None else int(self.valid[sample].sum())
         best = self.order[sample, :valid].flip(0)[:count].tolist()
         return [(self.space.feature_name(i, sample), float(self.values[sample, i])) for i in best]
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The lower and upper ends (N, V) of each value's interval, of maps that were drawn several times.
+
+        By Student's t over the draws: it holds what chance does to a value, nothing else.
+        """
+        if self.error is None:
+            raise InputError(
+                f"'{self.explainer}' was drawn once, so nothing shows how far its values move; draw it "
+                "several times: vd.explain(explainer, task, repeats=10)"
+            )
+        from scipy.stats import t
+
+        wide = self.error * float(t.ppf((1 + level) / 2, self.provenance["repeats"] - 1))
+        return self.values - wide, self.values + wide
 
     def plot(self, sample: int = 0, ax: Axes | None = None, inputs: Tensor | None = None) -> Axes:
         """Draw the map of one sample (over its input where given) and return the axes."""

@@ -44,7 +44,11 @@ def plot_explanation(
         colours = [COLOURS[1] if values[i] >= 0 else COLOURS[0] for i in strongest]
         names = [space.feature_name(int(i), sample) for i in strongest]
         # by place, not by name: the same word may stand in a text twice
-        ax.barh(range(len(names)), values[strongest].numpy(), color=colours)
+        error = (
+            None if explanation.error is None else (explanation.interval()[1] - explanation.values)[sample]
+        )
+        wide = None if error is None else error.detach().float().cpu()[strongest].numpy()
+        ax.barh(range(len(names)), values[strongest].numpy(), xerr=wide, color=colours)
         ax.set_yticks(range(len(names)), names)
         ax.axvline(0, color="0.7", linewidth=0.8)
         ax.set_xlabel("relevance")
