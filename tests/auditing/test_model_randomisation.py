@@ -29,7 +29,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.explainers import as_explainer
 from veridical.metrics import registry
-from veridical.models.other_models import estimate_batch_norm, reinitialised
+from veridical.models.randomised_layers import estimate_batch_norm, reinitialised
 from veridical.testing import red_team
 
 

@@ -410,3 +410,27 @@ def test_a_vision_tower_is_not_taken_for_the_text(both):
     task = vd.models.Generation(Sees(), words, TEXTS[:1], [" dog"], questions=QUESTIONS[:1])
     for units, count in ((vd.models.Heads(), 8), (vd.models.Mlps(), 2), (vd.models.Blocks(), 2)):
         assert vd.data.switch(task, units).space.n_features == count
+
+
+@pytest.mark.parametrize("kind", ["Llama", "T5"])
+def test_a_matrix_of_answer_tokens_by_units_is_that_of_a_naive_loop(kind):
+    words = tokenizer()
+    net = network(kind, words)
+    task = vd.models.Generation(
+        net, words, TEXTS, [" dog and <cat>", " cake"], questions=QUESTIONS, off="drop"
+    )
+    found = vd.data.answer_matrix(task, "occlusion")
+    answer = words(" dog and <cat>")["input_ids"]
+    prompts = ["".join(SENTENCES[0]), *(without(SENTENCES[0], place) for place in range(3))]
+    ids = [words(text + QUESTIONS[0])["input_ids"] for text in prompts]
+    known = [[answered(net, each, answer[:n]) for each in ids] for n in range(len(answer) + 1)]
+    known = torch.tensor(known, dtype=torch.float64)
+    known = known.diff(dim=0)  # of each token alone
+    torch.testing.assert_close(found.values, known[:, :1] - known[:, 1:], atol=1e-5, rtol=0)
+    whole = vd.explain("occlusion", task).values[0]
+    torch.testing.assert_close(found.values.sum(0), whole, atol=1e-6, rtol=0)
+    assert len(found.tokens) == len(answer)
+    assert "<cat>" not in found.to_html()
+    assert "&lt;" in found.to_html()
+    assert found.plot().get_title() == "occlusion"
+    assert vd.data.answer_matrix(task, "lime", seed=3).values.shape == found.values.shape

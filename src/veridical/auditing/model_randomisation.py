@@ -21,8 +21,8 @@ from veridical.functional.responses import grid_step
 from veridical.metrics import Metric
 from veridical.models.adapters import adapt
 from veridical.models.cost import Cost
-from veridical.models.other_models import estimate_batch_norm, noisy, reinitialised
 from veridical.models.predictor import Output, call, take_side
+from veridical.models.randomised_layers import estimate_batch_norm, noisy, reinitialised
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

@@ -22,7 +22,7 @@ from veridical.explainers import as_explainer
 from veridical.functional import has_spread, pearson
 from veridical.models.context import Context
 from veridical.models.cost import Cost
-from veridical.models.other_models import noisy
+from veridical.models.randomised_layers import noisy
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
 

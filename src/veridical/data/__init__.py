@@ -1,6 +1,7 @@
 """Data and models as tasks: embedded ones, known answers, a user's own files, a hub's folder."""
 
 from veridical.data import tasks
+from veridical.data.answer_matrix import AnswerMatrix, answer_matrix
 from veridical.data.files import read_examples
 from veridical.data.generation import Generation
 from veridical.data.known_answers import KnownAnswer
@@ -13,9 +14,11 @@ from veridical.data.tables import label_column, text_column
 from veridical.data.tasks import Part, from_parts, values_by_part
 
 __all__ = [
+    "AnswerMatrix",
     "Generation",
     "KnownAnswer",
     "Part",
+    "answer_matrix",
     "Retraining",
     "circular_pairs",
     "from_parts",

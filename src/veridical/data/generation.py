@@ -37,6 +37,7 @@ from veridical.models.prompts import (
     near,
     tokens_left,
 )
+from veridical.models.servers import Characters, ServedModel, Server
 from veridical.perturb.fills import Zero
 from veridical.values.task import Task
 
@@ -207,6 +208,44 @@ class Generation(Task):
         model, tokenizer = causal_model(source)
         settings.setdefault("name", Path(source).stem)
         return cls(model.to(device or "cpu"), tokenizer, prompts, answers, **settings)
+
+    @classmethod
+    def from_server(
+        cls,
+        server: Server,
+        prompts: Any,
+        answers: Sequence[str],
+        *,
+        foils: Sequence[str] | None = None,
+        questions: Sequence[str] | None = None,
+        answer_parts: Sequence[Any] | None = None,
+        units: Units = "sentence",
+        **settings: Any,
+    ) -> Generation:
+        """Texts and answers of a model behind a server; a unit that is off is dropped from the text.
+
+        Each row is one text to the server, two with foils; `server.spent` counts them.
+        """
+        if units == "token":
+            raise InputError("the tokens of a server are not known here; say units='word'")
+        if foils is not None and answer_parts is not None:
+            raise InputError("a server's tokens are not known here, so no foil is judged in part")
+        read = read_prompts(Characters(), prompts, questions, units, "character")
+        rows = zip(
+            read,
+            _one_each(answers, len(read), "answers"),
+            _one_each(foils, len(read), "foils"),
+            _one_each(answer_parts, len(read), "answer_parts"),
+            strict=True,
+        )
+        found = tuple(answer_of(Characters(), *row, number) for number, row in enumerate(rows))
+        task = object.__new__(cls)
+        asked = ServedModel(server, TextLeft(Characters(), read), foils is not None).eval()
+        side = _side(read, found)
+        task._made(asked, Characters(), read, found, units, "drop", side, {"name": server.model, **settings})
+        check_left(task)
+        learn_predictions(task)
+        return task
 
     @checked
     def with_off(self, off: Off, neutral: str | None = None) -> Generation:
@@ -575,7 +614,7 @@ _SAME = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2}
 def check_left(task: Generation, dropped: int | None = None) -> None:
     """Refuse prompts of which nothing is left when all units, or so many, are off; templates that refuse."""
     model = task.predictor.source.module
-    assert isinstance(model, PromptModel)
+    assert isinstance(model, AnswerModel)
     rewrite = model.off.rewrite
     assert rewrite is not None
     units = task.space.n_features

@@ -224,7 +224,6 @@ def _counted(task: Generation, gates: Tensor, side: Any) -> tuple[Tensor, Tensor
 
 def _random_spans(task: Generation, first: Tensor, fall: Tensor, draws: int, key: Key) -> Tensor:
     """The share of random spans of tokens, as many as the first unit has, whose removal costs as much."""
-    task = task._meaning("tokens") if task.off in ("drop", "swap") else task
     side = repeat_side(task.side, draws)
     assert isinstance(side, dict)
     unit = side["unit"].clone()

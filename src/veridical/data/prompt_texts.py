@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from veridical.errors import InputError, warn
+from veridical.models.prompts import tokens_left
 
 # --- units ----------------------------------------------------------------------------------------------
 
@@ -397,21 +398,22 @@ class TextLeft:
     def __repr__(self) -> str:
         return "drop" if all(other is None for _, other in self.known.values()) else "swap"
 
-    def texts(self, side: Mapping[str, Tensor], on: Tensor) -> list[tuple[Prompt, str]]:
-        """Each row's prompt, and the text that is left of it."""
+    def __call__(self, side: dict[str, Tensor], on: Tensor) -> list[tuple[int, ...]]:
         found = []
         for row, units in enumerate(on.tolist()):
             there = side["attended"][row]
             ids, unit = (tuple(side[name][row][there].tolist()) for name in ("tokens", "unit"))
             instead = side["instead"][row] if "instead" in side else None
             third = ids if instead is None else tuple(instead[instead >= 0].tolist())
-            prompt, other = self.known[ids, unit, third]
-            found.append((prompt, text_left(self.tokenizer, prompt, units, other)))
+            prompt, other = self.known.get((ids, unit, third), (None, None))
+            if prompt is None:  # spans that are no units of the prompt, such as random ones
+                found += tokens_left(
+                    {name: value[row : row + 1] for name, value in side.items()}, on[row : row + 1]
+                )
+            else:
+                text = text_left(self.tokenizer, prompt, units, other)
+                found.append(tokenized(self.tokenizer, text, 0, not prompt.chat).ids)
         return found
-
-    def __call__(self, side: Mapping[str, Tensor], on: Tensor) -> list[tuple[int, ...]]:
-        left = self.texts(side, on)
-        return [tokenized(self.tokenizer, text, 0, not prompt.chat).ids for prompt, text in left]
 
 
 # --- limits of a model ----------------------------------------------------------------------------------

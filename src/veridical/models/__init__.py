@@ -9,6 +9,7 @@ __getattr__, __dir__ = lazy_names(
         "Cost": "veridical.models.cost",
         "Generation": "veridical.data.generation",
         "Plan": "veridical.models.plan",
+        "Server": "veridical.models.servers",
         **dict.fromkeys(("Atoms", "Blocks", "Channels", "Heads", "Mlps"), "veridical.models.inner_units"),
         **dict.fromkeys(("Counterfactual", "MeanOver", "Zeroed"), "veridical.models.inner_units"),
     },

@@ -52,6 +52,7 @@ class AnswerModel(nn.Module):
     expensive = True
     gate_dtype = torch.float32
     """Gates of a model in half precision: what is added up over them keeps its digits."""
+    off: SwitchedOff
     has_foil: bool
     wanted: Wanted = "log_probability"
     no_gradient = ""
