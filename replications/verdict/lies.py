@@ -30,12 +30,13 @@ from scipy.special import betaincinv
 import veridical as vd
 from replications.common import rounded, work_off
 from replications.verdict import worlds
+from replications.verdict.partial_lies import ABOUT_A_FEATURE, HALF, IN_SOME_SAMPLES, PartialLie, partial_lies
+from replications.verdict.scaffolds import DETECTORS, Scaffold
 from veridical.core import key as keyed
 from veridical.core.key import Key
 from veridical.explainers import Explainer, as_explainer
-from veridical.testing import PartialLie, partial_lies, red_team
-from veridical.testing.red_team import ABOUT_A_FEATURE, CHEATS, HALF, IN_SOME_SAMPLES
-from veridical.testing.scaffolds import DETECTORS, Scaffold
+from veridical.testing import red_team
+from veridical.testing.red_team import CHEATS
 
 HONEST = (
     "integrated_gradients",

@@ -19,7 +19,8 @@ from scipy.special import betaincinv
 
 from replications.verdict.betting import FAIR, RATES
 from replications.verdict.groups import SCENARIOS, SIZES
-from veridical.testing.red_team import ABOUT_A_FEATURE, CHEATS, HALF, IN_SOME_SAMPLES
+from replications.verdict.partial_lies import ABOUT_A_FEATURE, HALF, IN_SOME_SAMPLES
+from veridical.testing.red_team import CHEATS
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

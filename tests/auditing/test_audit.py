@@ -12,9 +12,9 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from torch import nn
 
 import veridical as vd
+from replications.verdict.scaffolds import Scaffold
 from veridical.auditing import EFFORTS, audit
 from veridical.errors import InputError, NotApplicableError, UnknownNameError
-from veridical.testing import Scaffold
 
 TINY = replace(
     EFFORTS["glance"],

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import veridical as vd
+from replications.verdict.scaffolds import Scaffold
 from veridical.auditing import near_data
-from veridical.testing import Scaffold
 
 PLANE = torch.randn(400, 3, generator=torch.Generator().manual_seed(0)) @ torch.randn(
     3, 8, generator=torch.Generator().manual_seed(1)

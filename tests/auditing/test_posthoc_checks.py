@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import veridical as vd
+from replications.verdict.partial_lies import partial_lies
 from tests.auditing.test_audit import TINY
 from tests.auditing.test_verdict import METRICS, field, said
 from veridical.auditing.posthoc_checks import (
@@ -26,7 +27,6 @@ from veridical.auditing.verdict import decide
 from veridical.core.key import Key
 from veridical.explainers import as_explainer, registry
 from veridical.testing import red_team
-from veridical.testing.red_team import partial_lies
 from veridical.values.explanation import Explanation
 
 PLAN = replace(TINY, gef_draws=0, standing_samples=0, removal_draws=4)

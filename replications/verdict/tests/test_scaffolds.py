@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import veridical as vd
+from replications.verdict.scaffolds import Scaffold
 from veridical.errors import InputError, UnknownNameError
-from veridical.testing import Scaffold
 
 ROWS = torch.randn(300, 3, generator=torch.Generator().manual_seed(0)) @ torch.randn(
     3, 8, generator=torch.Generator().manual_seed(1)
