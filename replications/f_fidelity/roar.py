@@ -145,7 +145,6 @@ def _trained(task: Task, rows: Rows, how: Retraining, key: Key) -> tuple[nn.Modu
         schedule,
         head_loss(task.head),
         lambda parameters: torch.optim.Adam(parameters, lr=how.rate),
-        None,
         False,
     )
     return model.eval(), state.cost

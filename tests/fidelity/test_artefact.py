@@ -84,10 +84,7 @@ def test_a_copy_that_is_another_model_is_refused(task: vd.Task, tmp_path: Path) 
     turned = finetune(task, loss=turning, key="turning", **settings)
     assert turned.held_out.agreement < REFUSED
     assert turned.held_out.rows == 60
-    for artefact, reason in (
-        (forgot, "points of accuracy on 60"),
-        (turned, "of 60 whole held-out inputs"),
-    ):
+    for artefact, reason in ((forgot, "points of accuracy on 60"), (turned, "of 60 whole held-out inputs")):
         for metric in (FFid(finetuned=artefact, draws=2), Fid(finetuned=artefact)):
             with pytest.raises(NotApplicableError, match=reason):
                 vd.score(metric, task, "gradient")

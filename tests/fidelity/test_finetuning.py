@@ -1,4 +1,4 @@
-"""Fine-tuning: a copy under random masks, checkpointed, resumable, cached by content, strict about use."""
+"""Fine-tuning: a copy under random masks, checkpointed, cached by content, strict about use."""
 
 import json
 import warnings
@@ -95,7 +95,6 @@ def test_a_second_call_reads_and_any_change_trains_anew(task: vd.Task, tmp_path:
     ]
     assert len({artefact.path for artefact in (first, *others)}) == len(others) + 1
     assert not list(tmp_path.glob("*.part"))
-    assert not list(tmp_path.glob("*.resume.pt"))
 
 
 def test_masks_have_counts_uniform_up_to_the_budget_and_cover_all_channels() -> None:
@@ -112,46 +111,6 @@ def test_masks_have_counts_uniform_up_to_the_budget_and_cover_all_channels() -> 
     assert not torch.equal(rows.masked(torch.arange(3000), 0.1, Key(0), 2), masked)
     some = torch.tensor([7, 3])
     assert torch.equal(rows.masked(some, 0.1, Key(0), 1), masked[some])
-
-
-def test_an_interrupted_run_resumes_to_the_same_weights(task: vd.Task, tmp_path: Path) -> None:
-    calls: list[int] = []
-    stop_at: list[int] = []
-
-    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) in stop_at:
-            raise KeyboardInterrupt
-        return nn.functional.cross_entropy(outputs, targets)
-
-    whole = finetune(task, **QUICK, loss=loss, key="counting", cache=tmp_path / "whole")
-    in_all = len(calls)
-    calls.clear()
-    stop_at.append(in_all - 3)
-    with pytest.raises(KeyboardInterrupt):
-        finetune(task, **QUICK, loss=loss, key="counting", cache=tmp_path / "cut")
-    assert not list((tmp_path / "cut").glob("*.safetensors"))
-    assert not list((tmp_path / "cut").glob("*.part"))
-    (resume,) = (tmp_path / "cut").glob("*.resume.pt")
-    calls.clear()
-    stop_at.clear()
-    resumed = finetune(task, **QUICK, loss=loss, key="counting", cache=tmp_path / "cut")
-    assert len(calls) < in_all
-    assert not resume.exists()
-    assert resumed.history == whole.history
-    assert resumed.cost == whole.cost
-    for name, value in whole.weights.items():
-        assert torch.equal(resumed.weights[name], value), name
-
-
-def test_a_broken_resume_file_starts_anew(task: vd.Task, tmp_path: Path) -> None:
-    artefact = finetune(task, **QUICK, cache=tmp_path / "first")
-    broken = tmp_path / "again" / Path(artefact.path).name.replace(".safetensors", ".resume.pt")
-    broken.parent.mkdir()
-    broken.write_bytes(b"half")
-    anew = finetune(task, **QUICK, cache=broken.parent)
-    assert torch.equal(anew.weights["head.weight"], artefact.weights["head.weight"])
-    assert not broken.exists()
 
 
 def test_early_stop_keeps_the_best_state(task: vd.Task, tmp_path: Path) -> None:

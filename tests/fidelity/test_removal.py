@@ -17,11 +17,7 @@ from veridical.errors import InputError
 from veridical.fidelity import FFid, Fid, RFid
 from veridical.fidelity.falls import measure
 from veridical.fidelity.metrics import LEVELS, NO_SIZE, NOTHING_REMOVED, OTHER_CLASS
-from veridical.fidelity.removal import (
-    budget,
-    explanation_sizes,
-    removal_counts,
-)
+from veridical.fidelity.removal import budget, explanation_sizes, removal_counts
 from veridical.metrics.base import CONSTANT
 
 

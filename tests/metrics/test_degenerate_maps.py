@@ -47,7 +47,7 @@ def task() -> vd.Task:
     return made.with_targets(made.predictions)
 
 
-WRAPPED = ["qge:pixel_flipping", "qge:max_sensitivity", "qrand:max_sensitivity", "qge:fid_plus"]
+WRAPPED = ["qge:pixel_flipping", "qge:max_sensitivity", "qrand:pixel_flipping", "qge:fid_plus"]
 EVERY = sorted({*registry, *WRAPPED})
 
 

@@ -318,8 +318,8 @@ def test_where_too_many_rankings_agree_the_interval_is_honest() -> None:
     assert 0 < float((found.high - found.low).max()) < 0.05
 
 
-@pytest.mark.parametrize("name", ["max_sensitivity", "local_lipschitz", "rfid_plus", "faithfulness_estimate"])
-def test_every_metric_has_a_standing(name: str) -> None:
+@pytest.mark.parametrize("name", ["rfid_plus", "faithfulness_estimate"])
+def test_every_metric_of_maps_has_a_standing(name: str) -> None:
     task = table(5, 3)
     found = vd.qge.standing(task, name, "gradient", draws=8)
     assert found.percentile.shape == (3,)

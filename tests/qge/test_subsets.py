@@ -14,9 +14,7 @@ from veridical.errors import InputError
 from veridical.functional import kendall_tau_b
 from veridical.metrics.base import registry
 from veridical.qge.study import transforms_of
-from veridical.qge.subsets import (
-    RankingScores,
-)
+from veridical.qge.subsets import RankingScores
 
 
 def lexicographic(task: vd.Task) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,10 +20,12 @@ from veridical.core.space import Space
 from veridical.errors import InputError, NotApplicableError
 from veridical.explainers.base import registry
 from veridical.fidelity.correctness import accuracy, predicted_labels
-from veridical.fidelity.training_rows import READ_AT_ONCE, Rows, row_digests, tensor_bytes
+from veridical.fidelity.training_rows import READ_AT_ONCE, Rows
 from veridical.functional import spearman
 from veridical.models.cost import Cost
 from veridical.models.predictor import take_side
+from veridical.values.content_hash import content_digest, hash_tensors
+from veridical.values.input_checks import sample_digests
 from veridical.values.task import Task
 
 KIND = "fine-tuned model"
@@ -151,8 +152,7 @@ class Finetuned(Settings):
 
     def rows_seen(self, inputs: Tensor) -> int:
         """How many of these rows it was fine-tuned on, bit for bit."""
-        known = set(map(bytes, self.tensors[ROW_DIGESTS].numpy()))
-        return sum(bytes(row) in known for row in row_digests(inputs).numpy())
+        return int(torch.isin(sample_digests(inputs).cpu(), self.tensors[ROW_DIGESTS]).sum())
 
     @property
     def beta(self) -> float:
@@ -265,7 +265,7 @@ def space_facts(space: Space) -> dict[str, Any]:
     """What of a space must agree between fine-tuning and evaluation."""
     labels = "per sample"
     if not space.per_sample:
-        labels = hashlib.blake2b(tensor_bytes(space.labels), digest_size=8).hexdigest()
+        labels = hash_tensors({"labels": space.labels}).hexdigest()
     return {
         "kind": space.kind,
         "features": space.n_features,
@@ -280,12 +280,7 @@ def _space_line(facts: Mapping[str, Any]) -> str:
 
 def state_digest(model: nn.Module) -> str:
     """A digest of a model's class, layout and every number in its parameters and buffers."""
-    digest = hashlib.blake2b(repr((type(model).__qualname__, repr(model))).encode(), digest_size=16)
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, value in sorted(held.items()):
-        digest.update(name.encode())
-        digest.update(tensor_bytes(value))
-    return digest.hexdigest()
+    return content_digest(model, dict(model.named_buffers()), None)
 
 
 def check_held_out(task: Task, tuned: Task, rows: Rows, held: Tensor) -> HeldOutCheck:

@@ -28,13 +28,14 @@ from veridical.fidelity.artefact import (
     state_digest,
 )
 from veridical.fidelity.training import Loss, Optimiser, Schedule, fit, head_loss, split
-from veridical.fidelity.training_rows import Columns, Rows, present_features, tensor_bytes, training_rows
+from veridical.fidelity.training_rows import Columns, Rows, present_features, training_rows
 from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.models.cost import Cost
 from veridical.models.predictor import Side
+from veridical.values.content_hash import hash_tensors
 from veridical.values.task import Task
 
-VERSION = 3
+VERSION = 4
 """Of what an artefact holds and how it is made: another one is another artefact."""
 MODE = "dropout active and batch norm following the masked batches while fine-tuning; eval mode to evaluate"
 
@@ -75,7 +76,7 @@ def finetune(
     Each row of each batch loses a count uniform on {0..B} of features, B = max(1, floor(beta * n)), filled as
     the task fills; parameters that need no gradient stay as they are. The state with the lowest loss on a
     held-out share of the rows is kept, be it the one before training, and compared on the same rows with the
-    original model (`artefact.held_out`). An interrupted run resumes.
+    original model (`artefact.held_out`).
 
     Parameters
     ----------
@@ -158,10 +159,7 @@ def finetune(
     if _readable(path):
         return Finetuned(str(path))
     chosen = optimiser or (lambda parameters: torch.optim.Adam(parameters, lr=rate))
-    resume = folder / f"finetuned-{digest}.resume.pt"
-    state = fit(
-        model, task.predictor.output, rows, schedule, loss or head_loss(task.head), chosen, resume, progress
-    )
+    state = fit(model, task.predictor.output, rows, schedule, loss or head_loss(task.head), chosen, progress)
     tuned = task.with_module(model.eval())
     _, held = split(len(rows.inputs), validation, Key(seed) / "fine-tuning", task.device)
     held_out, spent = _checked(task, tuned, rows, held)
@@ -176,7 +174,6 @@ def finetune(
         "cost": [state.cost.forward + spent.forward, state.cost.backward + spent.backward],
     }
     files.save_tensors(path, KIND, {**model.state_dict(), ROW_DIGESTS: rows.digests}, header, path.stem)
-    resume.unlink(missing_ok=True)
     return Finetuned(str(path))
 
 
@@ -225,16 +222,15 @@ def _checked(task: Task, tuned: Task, rows: Rows, held: Tensor) -> tuple[HeldOut
 
 def data_digest(rows: Rows) -> str:
     """What stands for training rows: inputs, targets, features, side inputs, fill."""
-    digest = hashlib.blake2b(rows.content.encode(), digest_size=16)
-    side = rows.side.values() if isinstance(rows.side, dict) else rows.side
-    state = () if rows.fill_state is None else (rows.fill_state,)
-    valid = () if rows.space.valid is None else (rows.space.valid,)
+    side = rows.side if isinstance(rows.side, dict) else {str(at): part for at, part in enumerate(rows.side)}
     # what a model computes does not all lie in its weights
     answers = rows.answers[:256]
     if rows.answers.is_floating_point() and rows.answers.dim() > 1:
         answers = answers.argmax(-1)
-    for tensor in (rows.targets, rows.space.labels, *side, *state, *valid, answers):
-        digest.update(tensor_bytes(tensor))
+    own = {"targets": rows.targets, "labels": rows.space.labels, "valid": rows.space.valid}
+    own |= {"fill": rows.fill_state, "answers": answers}
+    digest = hash_tensors(own | {f"side {name}": part for name, part in side.items()})
+    digest.update(rows.content.encode())
     return digest.hexdigest()
 
 

@@ -113,9 +113,7 @@ def accuracy_lines(
 
 
 def accuracy_frame(
-    shares: Sequence[float],
-    accuracy: Mapping[str, Sequence[float]],
-    agreement: Mapping[str, Sequence[float]],
+    shares: Sequence[float], accuracy: Mapping[str, Sequence[float]], agreement: Mapping[str, Sequence[float]]
 ) -> pd.DataFrame:
     """One row per model and masked share: right answers, and answers equal to the original's."""
     import pandas as pd

@@ -1,27 +1,21 @@
-"""The fine-tuning loop: random masks, a validation split, early stop, and a resume file after every epoch.
+"""The fine-tuning loop: random masks, a validation split and early stop.
 
 Every random choice is keyed by the seed and the epoch, and global generators (dropout) are set from a key
-before each step and put back, so that a resumed run walks on exactly where it stopped.
+before each step and put back.
 """
 
 from __future__ import annotations
 
-import copy
-import io
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veridical.core import key as keyed
-from veridical.core.files import write_file
 from veridical.core.key import Key
 from veridical.core.progress import track
 from veridical.errors import InputError, NotApplicableError
@@ -29,8 +23,6 @@ from veridical.fidelity.training_rows import Rows
 from veridical.functional.devices import random_states
 from veridical.models.cost import Cost
 from veridical.models.predictor import Output, call, take_side
-
-log = logging.getLogger("veridical")
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -52,7 +44,7 @@ class Schedule:
 
 @dataclass
 class Progress:
-    """Where a fine-tuning stands; goes to the resume file and back."""
+    """Where a fine-tuning stands."""
 
     start: float
     """The validation loss of the weights it began with."""
@@ -60,7 +52,6 @@ class Progress:
     best_epoch: int = 0
     """Epochs after which the validation loss was lowest; 0 is the beginning."""
     best_loss: float = math.inf
-    epoch: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
     cost: Cost = field(default_factory=Cost)
 
@@ -91,13 +82,9 @@ def fit(
     schedule: Schedule,
     loss: Loss,
     optimiser: Optimiser,
-    resume: Path | None,
     show: bool | None,
 ) -> Progress:
-    """Train the model in place until the validation loss stops falling; leaves its best state in it.
-
-    After every epoch the state goes to the file `resume`, from which an interrupted run walks on.
-    """
+    """Train the model in place until the validation loss stops falling; leaves its best state in it."""
     key = Key(schedule.seed) / "fine-tuning"
     learn, held = split(len(rows.inputs), schedule.validation, key, rows.inputs.device)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -146,33 +133,22 @@ def fit(
             ]
         return float(sum(each) / len(held))
 
-    state = None if resume is None else _resumed(resume, model, steps)
-    if state is None:
-        first = validation_loss()
-        # the starting weights are a candidate like any other: training may only make them worse
-        state = Progress(first, _copied(model), best_loss=first if math.isfinite(first) else math.inf)
+    first = validation_loss()
+    # the starting weights are a candidate like any other: training may only make them worse
+    state = Progress(first, _copied(model), best_loss=first if math.isfinite(first) else math.inf)
     what = "fine-tuning" if schedule.masks else "fine-tuning without masks"
-    for epoch in track(range(state.epoch, schedule.epochs), what, show, state.summary):
-        if state.epoch - state.best_epoch >= schedule.patience:
+    for epoch in track(range(schedule.epochs), what, show, state.summary):
+        if epoch - state.best_epoch >= schedule.patience:
             break
         losses = {"training": trained_loss(epoch), "validation": validation_loss()}
         state.history.append(losses)
         if not all(map(math.isfinite, losses.values())):
-            if resume is not None:
-                resume.unlink(missing_ok=True)
             raise InputError(
                 f"the loss became {losses['training']} in epoch {epoch + 1}: the steps are too large; lower "
                 "the rate"
             )
-        state.epoch = epoch + 1
         if losses["validation"] < state.best_loss:
             state.best_epoch, state.best_loss, state.best = epoch + 1, losses["validation"], _copied(model)
-        if resume is not None:
-            progress = {name: value for name, value in vars(state).items() if name != "cost"}
-            content = {"model": model.state_dict(), "optimiser": steps.state_dict(), "progress": progress}
-            buffer = io.BytesIO()
-            torch.save(content, buffer)
-            write_file(resume, buffer.getvalue())
     model.load_state_dict(state.best)
     epochs = len(state.history)
     state.cost = Cost(len(held) + epochs * len(rows.inputs), epochs * len(learn))
@@ -204,20 +180,3 @@ def keyed_generators(key: Key, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=random_states(device)):
         torch.manual_seed(key.state & (2**63 - 1))
         yield
-
-
-def _resumed(path: Path, model: nn.Module, steps: torch.optim.Optimizer) -> Progress | None:
-    if not path.is_file():
-        return None
-    backup = copy.deepcopy(model.state_dict())
-    try:
-        place = next(model.parameters()).device
-        content: dict[str, Any] = torch.load(path, map_location=place, weights_only=True)
-        model.load_state_dict(content["model"])
-        steps.load_state_dict(content["optimiser"])
-        log.info("fine-tuning goes on from epoch %d in %s", content["progress"]["epoch"], path)
-        return Progress(**content["progress"])
-    except Exception as error:
-        log.warning("%s cannot be resumed (%s); fine-tuning starts anew", path, error)
-        model.load_state_dict(backup)
-        return None

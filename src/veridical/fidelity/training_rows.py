@@ -24,7 +24,8 @@ from veridical.fidelity.correctness import accuracy, at_chance, check_labels, pr
 from veridical.fidelity.removal import budget
 from veridical.models.predictor import Side, take_side
 from veridical.perturb.fills import Fill
-from veridical.values.input_checks import side_of, tensor_of
+from veridical.values.content_hash import hash_tensors
+from veridical.values.input_checks import sample_digests, side_of, tensor_of
 from veridical.values.task import Task
 
 UNSEEN_GAP = 0.1
@@ -34,24 +35,6 @@ READ_AT_ONCE = 1024
 READ_TWICE = 8
 """Rows read again, to notice a source that changes them at random."""
 Columns = tuple[str, str | None]
-
-
-def row_digests(rows: Tensor) -> Tensor:
-    """A digest (rows, 12) of every row; the same numbers in another precision or place are the same row."""
-    table = rows.detach().cpu()
-    if table.is_floating_point():
-        table = table.to(torch.float32) + 0.0  # no negative zeros
-    flat = table.contiguous().reshape(len(rows), -1).numpy()
-    found = [hashlib.blake2b(row.tobytes(), digest_size=12).digest() for row in flat]
-    return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.uint8).view(-1, 12)
-
-
-def tensor_bytes(value: Tensor) -> bytes:
-    """Shape, dtype and content of a tensor as bytes."""
-    array = value.detach().cpu().contiguous()
-    return (
-        f"{tuple(array.shape)}{array.dtype}".encode() + array.reshape(-1).view(torch.uint8).numpy().tobytes()
-    )
 
 
 class Streamed:
@@ -165,7 +148,7 @@ class Rows:
     fill_state: Tensor | None
     answers: Tensor
     digests: Tensor
-    """One digest per row (rows, 12), by which an artefact knows later whether it has met a row."""
+    """One number per row (rows,), by which an artefact knows later whether it has met a row."""
     content: str
     """A digest of the inputs, every bit in their order."""
     origin: str
@@ -232,8 +215,8 @@ def training_rows(
         sides += [own] if own else []
         beside = own or (take_side(side, index) if side else side)
         answers.append(predicted_labels(task.uncounted(partial(task.predictor.outputs, x, beside)), task))
-        digests.append(row_digests(x))
-        content.update(tensor_bytes(x))
+        digests.append(sample_digests(x).cpu())
+        content.update(hash_tensors({"rows": x}).digest())
         valid += [] if present is None else [present(x)]
     labels = torch.cat(read) if read else labels
     side = {name: torch.cat([own[name] for own in sides]) for name in sides[0]} if sides else side

@@ -10,20 +10,13 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import Count, Index
+from veridical.core.allowed import Count
 from veridical.core.key import Key
 from veridical.core.settings import taken_from
 from veridical.errors import InputError
 from veridical.explainers.base import Explainer
-from veridical.explainers.transforms import Inverted, Transform
-from veridical.metrics.base import (
-    TIED_PAIRS,
-    AnyMetric,
-    ExplainerMetric,
-    Metric,
-    Outcome,
-    registry,
-)
+from veridical.explainers.transforms import Inverted
+from veridical.metrics.base import TIED_PAIRS, AnyMetric, ExplainerMetric, Metric, Outcome, registry
 from veridical.metrics.faithfulness._common import RankPath
 from veridical.metrics.tie_orders import TIE_VARIANCE, over_orders
 from veridical.models.context import Context
@@ -212,31 +205,17 @@ class MethodGap(_Gap, ExplainerMetric):
 
 
 @dataclass(frozen=True)
-class _AboveRandom(Relative):
-    """psi(e) less the mean of psi over `draws` random rankings that carry e's own values."""
+class MapAboveRandom(Relative, Metric):
+    """QRAND_K of a metric: psi(e) - mean_k psi(r_k), lower-is-better negated first (eq. 7).
+
+    The r_k carry e's own values and are drawn for each explanation on its own, keyed by its ranking: rankings
+    shared by all would only subtract a constant.
+    """
 
     draws: Count = 1
     """Random rankings per map, over whose quality the mean is taken."""
     prefix: ClassVar[str] = "qrand"
     question: ClassVar[str] = "And how much better than random rankings of its values?"
-
-    def above(self, outcome: Outcome, *randoms: Outcome) -> Outcome:
-        """The outcome less the mean of the random ones, higher is better."""
-        quality = self.quality(outcome)
-        other = torch.stack([self.quality(o) for o in randoms], -1).mean(-1)
-        flags = joined(outcome.flags, *(o.flags for o in randoms))
-        ties = {name: outcome.details[name] for name in (TIED_PAIRS, TIE_VARIANCE) if name in outcome.details}
-        details = {**ties, "quality": quality, "random quality": other}
-        return Outcome(quality - other, flags, details=details)
-
-
-@dataclass(frozen=True)
-class MapAboveRandom(_AboveRandom, Metric):
-    """QRAND_K of a metric that judges maps: psi(e) - mean_k psi(r_k), lower-is-better negated first (eq. 7).
-
-    The r_k are drawn for each explanation on its own, keyed by its ranking: rankings shared by all would
-    only subtract a constant.
-    """
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         assert isinstance(self.metric, Metric)
@@ -245,49 +224,18 @@ class MapAboveRandom(_AboveRandom, Metric):
         own = context.with_key(self.own_key(context.key))
         drawn = orders_for(explanation, task.draw_ids, context.key, self.draws)
         path = path_of(self.metric, task)
-        if path is not None and not explanation.has_ties:
-            # the map is one ranking more on the same path, and shares its ends
-            orders = torch.cat([explanation.order[:, None], drawn], 1)
-            values = scores_along(task, path, lambda at, n: orders[:, at : at + n], self.draws + 1, own)
-            return self.above(*map(Outcome, values.unbind(-1)))
         first = self.metric.evaluate_with_ties(task, explanation, own)
         if path is not None:
             values = scores_along(task, path, lambda at, n: drawn[:, at : at + n], self.draws, own)
-            return self.above(first, *map(Outcome, values.unbind(-1)))
-        maps = (explanation.along(order) for order in drawn.unbind(1))
-        return self.above(first, *(self.metric.evaluate_with_ties(task, map_, own) for map_ in maps))
-
-
-@dataclass(frozen=True)
-class MethodAboveRandom(_AboveRandom, ExplainerMetric):
-    """QRAND_K of a metric that judges methods: the random methods shuffle each map of the one judged.
-
-    Every map is shuffled anew, keyed by its own ranking, as a method without knowledge would do.
-    """
-
-    def evaluate(self, task: Task, explainer: Explainer, context: Context) -> Outcome:
-        assert isinstance(self.metric, ExplainerMetric)
-        own = self.own_key(context.key)
-        inner = context.with_key(own)
-        randoms = [self.metric.evaluate(task, Reshuffled(explainer, k), inner) for k in range(self.draws)]
-        return self.above(self.metric.evaluate(task, explainer, inner), *randoms)
-
-
-@dataclass(frozen=True)
-class Reshuffled(Transform):
-    """Another explainer's values along a random ranking, another one for every map it gives."""
-
-    draw: Index = 0
-    """Which of the independent rankings to take, counted from 0."""
-    kind: ClassVar[str] = "reshuffled"
-
-    @property
-    def stochastic(self) -> bool:  # type: ignore[override]
-        return True
-
-    def transform(self, explanation: Explanation, key: Key) -> Explanation:
-        drawn = orders_for(explanation, explanation.draw_ids, key, self.draw + 1)
-        return explanation.along(drawn[:, self.draw])
+            randoms = [*map(Outcome, values.unbind(-1))]
+        else:
+            maps = (explanation.along(order) for order in drawn.unbind(1))
+            randoms = [self.metric.evaluate_with_ties(task, map_, own) for map_ in maps]
+        quality = self.quality(first)
+        other = torch.stack([self.quality(each) for each in randoms], -1).mean(-1)
+        ties = {name: first.details[name] for name in (TIED_PAIRS, TIE_VARIANCE) if name in first.details}
+        flags = joined(first.flags, *(each.flags for each in randoms))
+        return Outcome(quality - other, flags, details={**ties, "quality": quality, "random quality": other})
 
 
 def orders_for(explanation: Explanation, ids: Tensor, key: Key, draws: int) -> Tensor:
@@ -328,20 +276,21 @@ def QGE(  # noqa: N802 (reads as a class)
     return (MapGap if isinstance(chosen, Metric) else MethodGap)(chosen, independent_draws, inverse)
 
 
-def QRand(metric: Any, draws: int = 1) -> MapAboveRandom | MethodAboveRandom:  # noqa: N802 (reads as a class)
+def QRand(metric: Any, draws: int = 1) -> MapAboveRandom:  # noqa: N802 (reads as a class)
     """Estimate by a metric how much better a map is than random rankings of its values (QRAND_K, eq. 7).
 
     Parameters
     ----------
-    metric : Metric, ExplainerMetric or str
-        The metric that scores the map and the random rankings, or its name.
+    metric : Metric or str
+        The metric that scores the map and the random rankings, or its name. One that judges methods has no
+        QRAND: random rankings know no method (section 4.1.d).
     draws : int
         Random rankings per map, over whose scores the mean is taken.
 
     Returns
     -------
-    MapAboveRandom or MethodAboveRandom
-        A metric like the one given, of maps or of methods; higher is better.
+    MapAboveRandom
+        A metric like the one given; higher is better.
 
     Examples
     --------
@@ -349,7 +298,9 @@ def QRand(metric: Any, draws: int = 1) -> MapAboveRandom | MethodAboveRandom:  #
     'qrand:pixel_flipping'
     """
     chosen = _metric(metric, "QRand")
-    return (MapAboveRandom if isinstance(chosen, Metric) else MethodAboveRandom)(chosen, draws)
+    if not isinstance(chosen, Metric):
+        raise InputError(f"'{chosen.name}' judges methods, which random rankings do not have; use vd.qge.QGE")
+    return MapAboveRandom(chosen, draws)
 
 
 def _metric(metric: Any, who: str) -> AnyMetric:

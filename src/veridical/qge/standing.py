@@ -10,20 +10,18 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from veridical.api import as_explanation, as_method, as_metric
+from veridical.api import as_explanation, as_metric
 from veridical.core.allowed import Between, Count
 from veridical.core.key import Key
 from veridical.core.progress import track
 from veridical.core.settings import checked
 from veridical.errors import InputError
-from veridical.explainers.base import Explainer
-from veridical.explainers.transforms import Inverted
-from veridical.metrics.base import CONSTANT, AnyMetric, ExplainerMetric, Metric
+from veridical.metrics.base import CONSTANT, AnyMetric, Metric
 from veridical.models.context import Context
 from veridical.models.cost import Cost
 from veridical.models.output_heads import UNSTEADY
 from veridical.perturb.subset_table import places_of
-from veridical.qge.gap import IDENTICALLY_ZERO, MapGap, Reshuffled, paired
+from veridical.qge.gap import IDENTICALLY_ZERO, MapGap, paired
 from veridical.qge.paths import path_of, random_orders, reversed_orders, scores_along
 from veridical.qge.subsets import (
     LARGEST_COUNT,
@@ -100,17 +98,7 @@ class Standing:
         """One row per sample."""
         import pandas as pd
 
-        numbers = (
-            "quality",
-            "gap",
-            "percentile",
-            "low",
-            "high",
-            "variance_ratio",
-            "best",
-            "worst",
-            "reached",
-        )
+        numbers = "quality gap percentile low high variance_ratio best worst reached".split()
         return pd.DataFrame(
             {
                 "id": self.ids.cpu().numpy(),
@@ -183,11 +171,10 @@ def standing(
     ----------
     task : Task
         The model and the samples.
-    metric : Metric, ExplainerMetric or str
-        The metric that scores rankings, or its name. One of methods (robustness, randomisation) compares an
-        explainer with random methods that shuffle each of its maps.
+    metric : Metric or str
+        The metric that scores rankings, or its name; not one that judges methods.
     explanation : Explanation, Tensor, Explainer or str
-        The maps, or who makes them; an explainer for a metric of methods.
+        The maps, or who makes them.
     draws : int
         Random rankings per sample, an even number of at least 4.
     seed : int
@@ -218,27 +205,23 @@ def standing(
     scorer.check(task)
     if draws < 4 or draws % 2:
         raise InputError(f"draws come in pairs: an even number of at least 4, got {draws!r}")
+    if not isinstance(scorer, Metric):
+        raise InputError(
+            f"a standing places maps among rankings of their values; '{scorer.name}' judges methods"
+        )
     # what a metric evaluates whatever the map, such as random subsets, is evaluated once for all rankings
     own = Context(Key(seed) / scorer.name)
-    if isinstance(scorer, Metric):
-        explained = as_explanation(explanation, task, seed).matching(task)
-        before = task.predictor.meter.cost
-        missing, constant, who = explained.missing, ~explained.spread, explained.explainer
-        # a map that is missing has no place; zeros stand in for it so that the others can be placed
-        explained = explained.with_values(explained.values.nan_to_num()) if bool(missing.any()) else explained
-        maps = MapRankings(scorer, explained, Key(seed) / "standing", own)
-        steps = _all_steps(task, scorer, own, exact)
-        if steps is not None:
-            columns, sample, how = _exactly(task, steps, maps, max(draws, LOOKED_UP), level)
-        else:
-            columns, sample, how = _sampled(task, maps, draws, level)
+    explained = as_explanation(explanation, task, seed).matching(task)
+    before = task.predictor.meter.cost
+    missing, constant = explained.missing, ~explained.spread
+    # a map that is missing has no place; zeros stand in for it so that the others can be placed
+    explained = explained.with_values(explained.values.nan_to_num()) if bool(missing.any()) else explained
+    maps = MapRankings(scorer, explained, Key(seed) / "standing", own)
+    steps = _all_steps(task, scorer, own, exact)
+    if steps is None:
+        columns, sample, how = _sampled(task, maps, draws, level)
     else:
-        method = as_method(explanation, task)
-        method.check(task)
-        before = task.predictor.meter.cost
-        missing = constant = torch.zeros(len(task), dtype=torch.bool, device=task.device)
-        methods, who = MethodRankings(scorer, method, own), method.name  # type: ignore[arg-type]
-        columns, sample, how = _sampled(task, methods, draws, level)
+        columns, sample, how = _exactly(task, steps, maps, max(draws, LOOKED_UP), level)
     quality, inverse = columns.pop("quality"), columns.pop("inverse")
     unknown = missing | quality.isnan()
     # a map that ranks nothing stands for every ranking there is, and half of these are below the others
@@ -254,7 +237,7 @@ def standing(
     columns |= {"quality": quality, "gap": quality - inverse}
     return Standing(
         scorer.name,
-        who,
+        explained.explainer,
         task.ids,
         method=how,
         sample=sample,
@@ -338,7 +321,7 @@ def _flips_least_relevant_first(metric: AnyMetric, task: Task) -> bool:
     return path is not None and not path.most_relevant_first
 
 
-def _sampled(task: Task, rankings: MapRankings | MethodRankings, draws: int, level: float) -> _Found:
+def _sampled(task: Task, rankings: MapRankings, draws: int, level: float) -> _Found:
     """Draw rankings in pairs; samples whose variance that would raise get plain draws."""
     each, inverse, drawn = rankings.agreeing(task)
     sample = rankings.scores(task, 0, draws, True)
@@ -443,35 +426,6 @@ class MapRankings:
             own = self.own.with_key(self.own.key / (k // 2) / (k % 2)) if self.independent_draws else self.own
             columns.append(self.metric.evaluate_with_ties(task, map_, own).values.double())
         return sign_of(self.metric) * torch.stack(columns, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class MethodRankings:
-    """The same of a metric that scores methods: random methods shuffle each map of the one placed."""
-
-    metric: ExplainerMetric
-    explainer: Explainer
-    own: Context
-
-    def _score(self, task: Task, explainer: Explainer) -> Tensor:
-        return sign_of(self.metric) * self.metric.evaluate(task, explainer, self.own).values.double()
-
-    def agreeing(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
-        """The score of the method and of its inverse (N, 1)."""
-        quality, inverse = (self._score(task, e)[:, None] for e in (self.explainer, Inverted(self.explainer)))
-        return quality, inverse, torch.zeros_like(task.ids, dtype=torch.bool)
-
-    def take(self, rows: Tensor) -> MethodRankings:
-        """Samples are chosen by the task alone."""
-        return self
-
-    def scores(self, task: Task, first: int, count: int, paired: bool) -> Tensor:
-        """The scores (N, count) of random methods; if paired each is followed by its inverse."""
-        columns = []
-        for k in range(first, first + count):
-            random = Reshuffled(self.explainer, k // 2 if paired else k)
-            columns.append(self._score(task, Inverted(random) if paired and k % 2 else random))
-        return torch.stack(columns, 1)
 
 
 def places(sample: Tensor, quality: Tensor, tolerance: Tensor) -> Tensor:

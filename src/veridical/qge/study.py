@@ -122,12 +122,7 @@ def _spread(values: Tensor) -> str:
 
 @checked
 def exhaustive_study(
-    task: Task,
-    metric: Any = None,
-    *,
-    draws: Count = 10,
-    seed: int = 0,
-    progress: bool | None = None,
+    task: Task, metric: Any = None, *, draws: Count = 10, seed: int = 0, progress: bool | None = None
 ) -> RankingStudy:
     """Compare QGE and QRAND_1..draws with the quality on all D! rankings of each input (section 4.1.a).
 

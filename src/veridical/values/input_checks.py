@@ -233,7 +233,7 @@ def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.dev
     return numbers.to(place)
 
 
-def sample_digests(rows: Tensor, side: Side, space: Space) -> Tensor:
+def sample_digests(rows: Tensor, side: Side = (), space: Space | None = None) -> Tensor:
     """64 bits of each sample's own input and side inputs (N,), by which its draws are keyed.
 
     Two samples with other inputs have other draws, in whatever task they are; equal ones have the same.
@@ -242,7 +242,7 @@ def sample_digests(rows: Tensor, side: Side, space: Space) -> Tensor:
     parts = [rows, *(side.values() if isinstance(side, dict) else side)]
     flat = [_plain_numbers(part) for part in parts]
     kept = None
-    if space.valid is not None:
+    if space is not None and space.valid is not None:
         kept = space.expand(space.valid).expand_as(rows).reshape(len(rows), -1).cpu()
     digests = []
     for n in range(len(rows)):
