@@ -2,6 +2,7 @@
 
     python -m replications.gef.path --out replications/gef/results [--seeds 20] [--samples 44] [--only wine]
 
+Tasks that are in the file already are left as they are, so a run that was ended goes on.
 For each task: sigma_max under every seed, the share of pairs of seeds whose 95% intervals of q (Fast-GEF of
 the gradient) are disjoint, and the agreement of deep copies at sigma_max, which uses nothing of the search.
 """
@@ -113,23 +114,29 @@ def rounded(value: Any) -> Any:
 
 
 def main() -> None:
-    """Write one JSON, as soon as each task is done."""
+    """Write one JSON, anew as soon as each task is done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--samples", type=int, default=44)
     parser.add_argument("--only", nargs="*", default=TASKS)
     given = parser.parse_args()
-    found: dict[str, Any] = {}
     given.out.mkdir(parents=True, exist_ok=True)
+    file, found = given.out / "path.json", {}
+    if file.exists():
+        kept = json.loads(file.read_text())
+        if (kept["seeds"], kept["samples"]) == (given.seeds, given.samples):
+            found = kept["tasks"]
     for name in given.only:
+        if name in found:
+            continue
         own = found[name] = study(name, given.seeds, given.samples)
         ratios = {rule: round(own[rule]["largest over smallest"], 2) for rule in ("fitted", "published")}
         pairs = {rule: round(own[rule]["disjoint pairs"], 3) for rule in ("fitted", "published")}
         print(name, "largest over smallest", ratios, "disjoint", pairs, own["seconds"], "s", flush=True)
         lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(rounded(own))}" for name, own in found.items())
         text = f'{{"seeds": {given.seeds}, "samples": {given.samples}, "tasks": {{\n{lines}\n}}}}\n'
-        (given.out / "path.json").write_text(text)
+        file.write_text(text)
 
 
 if __name__ == "__main__":

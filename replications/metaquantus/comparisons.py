@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
-from veridical.errors import InputError
+from veridical.errors import InputError, unknown_name
 from veridical.functional import spearman
 from veridical.meta import MetaEvaluation, by_category
 from veridical.meta.plots import SHARE, area_chart, with_share
@@ -47,6 +47,24 @@ def category_convergence(result: MetaEvaluation) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def with_explainers(result: MetaEvaluation, explainers: Sequence[str]) -> MetaEvaluation:
+    """The same result for some of its explainers: no model is asked again."""
+    unknown = [name for name in explainers if name not in result.explainers]
+    if unknown:
+        raise unknown_name("explainer of this result", unknown[0], result.explainers)
+    index = torch.tensor([result.explainers.index(name) for name in explainers])
+    scores = {
+        label: replace(
+            table,
+            unperturbed={t: each[index] for t, each in table.unperturbed.items()},
+            perturbed={p: each[..., index, :] for p, each in table.perturbed.items()},
+            checks={who: table.checks[who] for who in explainers if who in table.checks},
+        )
+        for label, table in result.scores.items()
+    }
+    return replace(result, scores=scores, explainers=tuple(explainers))
+
+
 def explainer_dependence(
     result: MetaEvaluation, sets: Sequence[Sequence[str]] | None = None, test: str = MEAN
 ) -> pd.DataFrame:
@@ -59,7 +77,7 @@ def explainer_dependence(
     rows = []
     plain = replace(result, resamples=0)  # intervals are not shown, and cost most of the time
     for some in chosen:
-        part = plain.with_explainers(some)
+        part = with_explainers(plain, some)
         for label in part.metrics:
             rows.append(
                 {

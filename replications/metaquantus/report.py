@@ -106,7 +106,7 @@ def _benchmark(out: Path, label: str, results: dict[str, MetaEvaluation]) -> Non
 
 def _six(result: MetaEvaluation) -> MetaEvaluation:
     """The result for the six explainers of the tables; vectors alone are theirs already."""
-    return result if result.explainers == SIX else result.with_explainers(SIX)
+    return result if result.explainers == SIX else comparisons.with_explainers(result, SIX)
 
 
 def _networks(out: Path, results: dict[tuple[str, str], MetaEvaluation]) -> None:

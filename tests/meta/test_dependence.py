@@ -108,19 +108,6 @@ def test_shares_ranks_and_reach_are_what_they_say():
     )
 
 
-def test_fewer_explainers_have_their_own_dependence(table):
-    methods = {"gradient": "gradient", "flat": "constant", "flat too": "constant", "map": "occlusion"}
-    judges = ["pixel_flipping", "sparseness"]
-    whole = meta_evaluate(table, judges, methods, tests=("mpt",), **QUICK)
-    few = {who: methods[who] for who in ("flat", "flat too")}
-    alone = meta_evaluate(table, judges, few, tests=("mpt",), **QUICK)
-    part = whole.with_explainers(list(few))
-    for label in judges:
-        assert part.scores[label].dependence.permuted == alone.scores[label].dependence.permuted
-    assert part.scores["pixel_flipping"].dependence.permuted == 0.0
-    assert whole.scores["pixel_flipping"].dependence.permuted > 0.3
-
-
 def test_nobody_wins_a_category_in_one_iteration():
     judges = ["pixel_flipping", "faithfulness_correlation", "insertion"]
     one = meta_evaluate(small_table(), judges, METHODS, tests=("mpt",), **QUICK)

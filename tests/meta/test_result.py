@@ -125,25 +125,6 @@ def test_comparisons_are_paired_and_corrected(made):
         result(scored("a", "x", 0.3, 0.3, 5)).compare()
 
 
-def test_another_set_of_explainers_asks_no_model(made):
-    part = made.with_explainers(["three", "one"])
-    steady = made.scores["steady"]
-    index = torch.tensor([2, 0])
-    found = consistencies(
-        steady.unperturbed["ipt"][index],
-        steady.perturbed["ipt", "nr"][..., index, :],
-        steady.perturbed["ipt", "ar"][..., index, :],
-        made.kept["ipt", "nr"],
-        made.kept["ipt", "ar"],
-        Direction.HIGHER,
-    )
-    assert torch.equal(part["steady", "ipt"].vectors, found.vector)
-    with pytest.raises(InputError, match="two explainers"):
-        made.with_explainers(["one"])
-    with pytest.raises(UnknownNameError):
-        made.with_explainers(["one", "four"])
-
-
 def test_categories_are_won_by_two_deviations_and_never_blindly(made):
     table = by_category(made)
     assert table[table["wins"]]["metric"].tolist() == ["steady"]

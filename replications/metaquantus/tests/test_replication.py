@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import veridical as vd
+from replications.metaquantus import comparisons
 from replications.metaquantus.cmnist import NETWORKS, pasted
 from replications.metaquantus.data import bounding_boxes
 from replications.metaquantus.parts import load_part, save_part, whole_draws
@@ -148,7 +149,7 @@ def test_a_report_is_made_of_the_parts_of_several_processes(tmp_path):
     text = (tmp_path / "table3.md").read_text()
     assert text.count("\n| sparseness |") == 3
     frame = pd.read_csv(tmp_path / "table3_paper.csv")
-    both = joined([_made_up(0), _made_up(1)]).with_explainers(SIX)
+    both = comparisons.with_explainers(joined([_made_up(0), _made_up(1)]), SIX)
     row = frame[(frame["metric"] == "mprt") & (frame["test"] == "mean")].iloc[0]
     assert row["mc"] == pytest.approx(both.mc("mprt"))
     assert len(pd.read_csv(tmp_path / "table3_sets_paper.csv")) == 10 * len(A_5_2)

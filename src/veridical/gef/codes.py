@@ -277,10 +277,7 @@ def at_neuron(task: Task, layer: str, unit: int, axis: int = 1, whole: bool = Fa
     Task
         A regression of the activation.
     """
-    model = task.predictor.model
-    known = [name for name, _ in model.named_modules() if name]
-    if layer not in known:
-        raise unknown_name("layer", layer, known)
+    _layer(task.predictor.model, layer)  # refuses what is no layer
     view = partial(NeuronView, layer=layer, axis=axis)
     units = _outputs_of(task, view)
     if not 0 <= unit < units:

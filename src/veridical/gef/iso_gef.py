@@ -21,9 +21,9 @@ from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.explainers import as_explainer
-from veridical.functional import has_spread, pearson, spearman
+from veridical.functional import has_spread, spearman
 from veridical.gef.forms import Form
-from veridical.gef.metric import GEF, Distortions
+from veridical.gef.metric import CORRELATIONS, GEF, Distortions
 from veridical.gef.noise_path import NoisePath
 from veridical.metrics.base import Outcome, register
 from veridical.values.scores import BY_DRAW, Scores, joined
@@ -225,8 +225,7 @@ def joined_provenance(parts: Sequence[Scores], details: Mapping[str, Tensor]) ->
         most = max(own["models_dropped"] for own in logs)
         out["perturbation_log"] = {**least, "models_dropped": most}
     if out.pop("iso_sigma", None) is not None and "model_distortion" in details:
-        metric = out.get("metric", {})
-        kind = pearson if metric.get("correlation") == "pearson" else spearman
+        kind = CORRELATIONS.get(out.get("metric", {}).get("correlation"), spearman)
         model, explanation = (details[f"{what}_distortion"] for what in ("model", "explanation"))
         out["iso_sigma"] = evidence(model, explanation, Key(0) / IsoSigma.name, kind).to_json()
     return out

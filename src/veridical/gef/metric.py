@@ -132,7 +132,7 @@ class GEF(ExplainerMetric):
             return "noise cannot be added to whole numbers and the model has no embedding layer"
         return None
 
-    def noise_path(self, task: Task, key: Key = Key(0), draws: int = 400) -> NoisePath:  # noqa: B008 (frozen)
+    def noise_path(self, task: Task, key: Key = Key(0), draws: int = 800) -> NoisePath:  # noqa: B008 (frozen)
         """The path of this task, found once and shared by all explainers; a score alone counts its rows.
 
         At most `draws` perturbed models are asked; the path is then the task's, whoever asks.

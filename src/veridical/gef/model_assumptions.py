@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from veridical.gef.noise_path import NoisePath, find_path
 from veridical.gef.perturbed_model import PerturbedModels
 from veridical.models.cost import Cost
 from veridical.models.randomised_layers import cascade, randomised
-from veridical.perturb.fills import Fill
+from veridical.perturb.fills import Fill, as_fill
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import RankThreshold, step_counts
 from veridical.values.task import Task
@@ -215,18 +216,9 @@ def assumptions(
 # --- the three kinds of perturbation --------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class PerChannel(Fill):
-    """One value per channel of an image or column of a table: black is not one number for all of them."""
-
-    values: Tensor
-    """The values (C,)."""
-    name: ClassVar[str] = "per channel"
-    drawn: ClassVar[bool] = False
-
-    def background(self, state: Tensor | None, x: Tensor, ids: Tensor, key: Key) -> Tensor:
-        shape = (1, 1, -1, *[1] * (x.dim() - 2))
-        return self.values.to(x).reshape(shape).expand(1, 1, *x.shape[1:])
+def _per_channel(values: Tensor, x: Tensor, removed: Tensor) -> Tensor:
+    """One value (C,) per channel of an image or column of a table: black is not one number for all."""
+    return torch.where(removed, values.to(x).reshape(-1, *[1] * (x.dim() - 2)), x)
 
 
 def _moved(task: Task, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -284,7 +276,7 @@ def under_masking(task: Task, patches: Sequence[int], steps: int, draws: int, ke
     if rows.is_floating_point():
         by_channel = rows.movedim(1, 0).flatten(1)
         values = {"black": by_channel.amin(1), "white": by_channel.amax(1), "mean": by_channel.mean(1)}
-        fills = {name: PerChannel(value) for name, value in values.items()}
+        fills = {name: as_fill(partial(_per_channel, value)) for name, value in values.items()}
     spaces = {"one feature at a time": task.space}
     if task.modality == "image":
         shape = tuple(task.inputs.shape[1:])

@@ -42,8 +42,8 @@ SWEEP = 10
 """Levels, evenly spaced on a logarithmic scale, at which the search begins."""
 MIN_PAIRS = 50
 """Pairs before the search may be content: the error of fewer is itself too uncertain."""
-SHARES = (0.8, 0.6, 0.4, 0.2, 0.1)
-"""Agreements around which the search goes on."""
+SHARES = (0.7, 0.4, 0.2, 0.1, 0.1)
+"""Agreements around which the search goes on: the end counts twice."""
 PRECISION = 0.07
 """Standard error of log sigma_max at which the search is content."""
 SHRINK = 1.2
@@ -134,7 +134,7 @@ def find_path(
     levels: Count = 5,
     rule: Rule = "fitted",
     perturb: Perturbation = "weights",
-    draws: Count = 400,
+    draws: Count = 800,
     key: Key = Key(0),  # noqa: B008 (frozen)
 ) -> NoisePath:
     """Search the noise at which nothing is left of the model's predictions but chance.

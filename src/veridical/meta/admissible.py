@@ -274,7 +274,9 @@ def planted_damage(
     there = int((maps.spread & ~maps.missing).sum())
     tested = {}
     for label, metric in track(list(metrics.items()), "planting damage", progress):
-        scores, cost, why = torch.empty(0, len(task)), Cost(), _inapplicable_reason(metric, task)
+        scores, cost, why = torch.empty(0, len(task)), Cost(), metric.inapplicable_reason(task)
+        if not (why or isinstance(metric, Metric)):
+            why = METHOD
         if there < MIN_SAMPLES:
             apart = f"the maps of {maps.explainer} tell features apart in {there} of {len(task)} samples"
             why = f"{apart}, and it takes {MIN_SAMPLES}"
@@ -301,7 +303,3 @@ def _scores(
     except Exception as error:  # a metric that fails must not silence the others
         return torch.empty(0, len(task)), cost, f"it failed: {error}"
     return torch.stack(found), cost, ""
-
-
-def _inapplicable_reason(metric: AnyMetric, task: Task) -> str:
-    return metric.inapplicable_reason(task) or ("" if isinstance(metric, Metric) else METHOD)

@@ -10,7 +10,7 @@ compared with how far samples lie apart, disrupted ones among them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -51,8 +51,8 @@ class Dependence:
     @classmethod
     def over(cls, each: Mapping[str, Dependence]) -> Dependence:
         """The mean over explainers, of what was asked of them."""
-        table = {f.name: [getattr(one, f.name) for one in each.values()] for f in fields(cls)}
-        return cls(**{name: _mean(values) for name, values in table.items()})
+        table = torch.tensor([astuple(one) for one in each.values()], dtype=torch.float64)
+        return cls(*table.nanmean(0).tolist()) if each else cls()
 
     @property
     def blind(self) -> bool:
@@ -97,8 +97,7 @@ def permuted(maps: Tensor, valid: Tensor | None, key: Key) -> Tensor:
     count = maps.shape[1]
     ids = _digests(maps, valid)
     order = keyed.permutation(key, ids, 0, count, valid)
-    if valid is None:
-        return maps.gather(1, order)
+    valid = torch.ones_like(maps, dtype=torch.bool) if valid is None else valid
     # valid features in their own order receive the values of the valid ones in the drawn order
     home = torch.argsort((~valid).to(torch.uint8), dim=1, stable=True)
     return torch.zeros_like(maps).scatter(1, home, maps.gather(1, order)).masked_fill(~valid, 0.0)
@@ -150,7 +149,3 @@ def share_of_changes(before: Tensor, after: Tensor) -> float:
     scale = torch.maximum(before.abs(), after.abs()).nan_to_num(0.0)
     moved = ~((before - after).abs() <= 1e-6 * scale) & either
     return float(moved.sum() / either.sum()) if bool(either.any()) else float("nan")
-
-
-def _mean(values: list[float]) -> float:
-    return float(torch.tensor(values, dtype=torch.float64).nanmean()) if values else NAN

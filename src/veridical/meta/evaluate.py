@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +131,12 @@ def meta_evaluate(
         )
     numbers = _numbers(iterations)
     if folder is not None or executor is not None:
-        given = {"tests": tuple(tests), "draws": draws, "seed": seed, "nr": nr, "ar": ar, "epsilon": epsilon}
-        given |= {"average_first": average_first, "published": published, "same_draws": same_draws}
-        given |= {"resamples": resamples, "level": level}
-        parts = [Iteration(task, metrics, explainers, number, given) for number in numbers]
-        return joined(kept_iterations(parts, folder, executor, progress))
+        call = {"task": task, "metrics": metrics, "explainers": explainers, "tests": tuple(tests)}
+        call |= {"draws": draws, "seed": seed, "nr": nr, "ar": ar, "epsilon": epsilon, "published": published}
+        call |= {"average_first": average_first, "same_draws": same_draws}
+        call |= {"resamples": resamples, "level": level}
+        calls = [{**call, "iterations": (number,)} for number in numbers]
+        return joined(kept_iterations(calls, folder, executor, progress))
     chosen = check_tests(tests, task)
     fixed = _labels(same_draws, metrics)
     check_head(task, epsilon)
@@ -181,53 +181,42 @@ def meta_evaluate(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Iteration:
-    """One iteration of a meta-evaluation, as a job."""
-
-    task: Task
-    metrics: Mapping[str, Any]
-    explainers: Mapping[str, Any]
-    number: int
-    given: Mapping[str, Any]
-
-    @property
-    def hash(self) -> str:
-        """What its result is known by; code of the user's own, which may change, is like nothing before."""
-        parts = {**self.metrics, **self.explainers}
-        made = {
-            who: secrets.token_hex(8) if holds_code(part) else part.to_json() for who, part in parts.items()
-        }
-        orders = [list(self.metrics), list(self.explainers)]
-        return content_hash([self.task.content_hash(), made, orders, self.number, self.given, __version__])
+def call_hash(call: Mapping[str, Any]) -> str:
+    """What the result of an iteration is known by; code of the user's own, which may change, is like new."""
+    parts = {**call["metrics"], **call["explainers"]}
+    made = {who: secrets.token_hex(8) if holds_code(part) else part.to_json() for who, part in parts.items()}
+    orders = [list(call["metrics"]), list(call["explainers"])]
+    rest = {name: value for name, value in call.items() if name not in ("task", "metrics", "explainers")}
+    return content_hash([call["task"].content_hash(), made, orders, rest, __version__])
 
 
-def carry_out(part: Iteration) -> MetaEvaluation:
+def carry_out(call: Mapping[str, Any]) -> MetaEvaluation:
     """Score one iteration; an interrupted one is not kept."""
-    found = meta_evaluate(
-        part.task, part.metrics, part.explainers, iterations=(part.number,), progress=False, **part.given
-    )
+    found = meta_evaluate(**call, progress=False)
     if found.interrupted:
         raise KeyboardInterrupt
     return found
 
 
 def kept_iterations(
-    parts: Sequence[Iteration], folder: str | Path | None, executor: Executor | None, progress: bool | None
+    calls: Sequence[Mapping[str, Any]],
+    folder: str | Path | None,
+    executor: Executor | None,
+    progress: bool | None,
 ) -> list[MetaEvaluation]:
     """The results of iterations: those in the folder are read, the others made and kept there."""
     store = None if folder is None else Store(folder)
 
-    def load(hash: str, _: Iteration) -> MetaEvaluation | None:
+    def load(hash: str, _: Mapping[str, Any]) -> MetaEvaluation | None:
         found = None if store is None else store.read_cell("iterations", hash)
         return None if found is None else unpacked(found[1], found[0])
 
-    def save(hash: str, _: Iteration, result: MetaEvaluation) -> None:
+    def save(hash: str, _: Mapping[str, Any], result: MetaEvaluation) -> None:
         if store is not None:
             tensors, header = packed(result)
             store.write_cell("iterations", hash, header, tensors)
 
-    jobs = [(part.hash, part) for part in parts]
+    jobs = [(call_hash(call), call) for call in calls]
     return resume(
         jobs, carry_out, load=load, save=save, executor=executor, what="meta-evaluating", progress=progress
     )
@@ -235,14 +224,9 @@ def kept_iterations(
 
 def _numbers(iterations: int | Sequence[int]) -> tuple[int, ...]:
     """The numbers of the iterations to visit, each once and in order."""
-    if isinstance(iterations, int) and iterations >= 1:
-        return tuple(range(iterations))
-    numbers = tuple(iterations) if isinstance(iterations, Sequence) else ()
-    if (
-        not numbers
-        or len(set(numbers)) < len(numbers)
-        or not all(isinstance(n, int) and n >= 0 for n in numbers)
-    ):
+    numbers = tuple(range(iterations) if isinstance(iterations, int) else iterations)
+    known = all(isinstance(n, int) and n >= 0 for n in numbers)
+    if not numbers or len(set(numbers)) < len(numbers) or not known:
         raise InputError(
             f"iterations counts from 1, or is the numbers of some, from 0 and each once; got {iterations!r}"
         )
@@ -251,9 +235,9 @@ def _numbers(iterations: int | Sequence[int]) -> tuple[int, ...]:
 
 def _labels(given: bool | Sequence[str], metrics: Mapping[str, Any]) -> frozenset[str]:
     """The metrics whose own draws are the same under every perturbation."""
-    if isinstance(given, bool):
-        return frozenset(metrics if given else ())
-    for label in (given,) if isinstance(given, str) else given:
+    labels = (metrics if given else ()) if isinstance(given, bool) else given
+    labels = (labels,) if isinstance(labels, str) else labels
+    for label in labels:
         if label not in metrics:
             raise unknown_name("metric of this evaluation", label, metrics)
-    return frozenset((given,) if isinstance(given, str) else given)
+    return frozenset(labels)

@@ -42,13 +42,9 @@ class Amount:
         return cls(tuple(inputs) if isinstance(inputs, list) else inputs, plain["weights"])
 
     def __str__(self) -> str:
-        parts = []
-        if isinstance(self.inputs, tuple):
-            parts.append("U({:.4g}, {:.4g})".format(*self.inputs))
-        elif self.inputs > 0:
-            parts.append(f"a = {self.inputs:.4g}")
-        if self.weights > 0:
-            parts.append(f"s = {self.weights:.4g}")
+        ends = self.inputs if isinstance(self.inputs, tuple) else ()
+        inputs = "U({:.4g}, {:.4g})".format(*ends) if ends else f"a = {self.inputs:.4g}"
+        parts = [inputs] * bool(self.inputs) + [f"s = {self.weights:.4g}"] * (self.weights > 0)
         return ", ".join(parts) or "none"
 
 
@@ -111,7 +107,8 @@ def check_tests(tests: Sequence[str], task: Task) -> tuple[Test, ...]:
         raise unknown_name("test", str(unknown[0]), TESTS)
     if len(set(given)) != len(given):
         raise InputError(f"each test once, got {', '.join(given)}")
-    if set(given) & {"mpt", "combined"} and not _has_weights(task):
+    weights = any(p.is_floating_point() for p in task.predictor.model.parameters())
+    if set(given) & {"mpt", "combined"} and not weights:
         raise NotApplicableError(
             f"{type(task.model).__name__} has no weights that torch can see, so MPT cannot put noise on "
             "them; use tests=('ipt',)"
@@ -120,10 +117,6 @@ def check_tests(tests: Sequence[str], task: Task) -> tuple[Test, ...]:
     if set(given) & {"ipt", "combined"} and reason is not None:
         raise NotApplicableError(f"IPT puts noise on inputs, but {reason}; or use tests=('mpt',)")
     return given  # type: ignore[return-value]
-
-
-def _has_weights(task: Task) -> bool:
-    return any(p.is_floating_point() for p in task.predictor.model.parameters())
 
 
 def unit_range(task: Task) -> tuple[Tensor, Tensor]:
@@ -142,14 +135,11 @@ def unit_range(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def _sharing(task: Task) -> tuple[int, ...]:
-    every = tuple(range(task.inputs.dim()))
-    if task.modality == "image":
-        return tuple(axis for axis in every if axis != 1)
-    if task.modality == "text":
-        return every[:-1]
+    """The axes along which what shares a range lies."""
     if task.modality == "series":
         return (0, time_axis(task))
-    return (0,)
+    own = {"image": 1, "text": task.inputs.dim() - 1}.get(task.modality)
+    return (0,) if own is None else tuple(axis for axis in range(task.inputs.dim()) if axis != own)
 
 
 def noisy_inputs(
@@ -268,7 +258,6 @@ def calibrate(
     epsilon: float | None = None,
     seed: int = 0,
     draws: Count = DRAWS,
-    disrupted: float | None = None,
 ) -> Calibrated:
     """Find the smallest noise that disrupts (AR), or the largest that changes at most 5% (NR).
 
@@ -287,15 +276,13 @@ def calibrate(
         How far an output must move for a prediction of a regression to have changed.
     seed, draws
         The seed of the draws, and how many are averaged at each amount.
-    disrupted
-        The share of changed predictions that counts as disrupted; by default min(0.5, 0.8 (1 - 1/C)).
 
     Returns
     -------
     Calibrated
         The amount, the share of predictions it changes, and whether the target was reached.
     """
-    label = f"meta strength {test} {mode} {epsilon} {seed} {draws} {disrupted}"
+    label = f"meta strength {test} {mode} {epsilon} {seed} {draws}"
     if label in task.estimates:
         known: Calibrated = task.estimates[label]
         return known
@@ -304,7 +291,7 @@ def calibrate(
         order = keyed.bits(Key(seed) / "meta samples", task.draw_ids, 0, 1)[:, 0].argsort()
         few = task[order[:SAMPLES].sort().values]
     key = Key(seed) / "meta strength" / test
-    target = (disrupted or changes_that_matter(task)) if mode == "ar" else SLIGHT
+    target = changes_that_matter(task) if mode == "ar" else SLIGHT
 
     def changed(amount: float) -> tuple[bool, float, float]:
         """Whether this amount changes enough, or too many; the amount and the share of changes."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
@@ -22,7 +22,6 @@ from veridical.functional import holm
 from veridical.meta.consistency import (
     MIN_SAMPLES,
     Consistencies,
-    bootstrap_counts,
     consistencies,
     meta_consistency,
     resampled_vectors,
@@ -172,9 +171,11 @@ class MetaEvaluation:
         return self[metric, test].mc
 
     @cached_property
-    def _counts(self) -> Tensor:
+    def _picks(self) -> Tensor:
+        """Samples drawn with replacement (resamples, N), the same ones for all metrics."""
         samples = next(iter(self.kept.values())).shape[-1]
-        return bootstrap_counts(samples, self.resamples, self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randint(samples, (self.resamples, samples), generator=generator)
 
     @cached_property
     def _reliabilities(self) -> dict[tuple[str, str], Reliability]:
@@ -193,7 +194,7 @@ class MetaEvaluation:
         found: Consistencies = consistencies(*given, **rules)
         resampled = torch.empty(0, 4, dtype=torch.float64)
         if self.resamples:
-            resampled = resampled_vectors(*given, self._counts, **rules)
+            resampled = resampled_vectors(*given, self._picks, **rules)
         return Reliability(
             found.vector,
             torch.stack([found.effect_nr, found.effect_ar], -1),
@@ -302,25 +303,6 @@ class MetaEvaluation:
         frame["p_holm"] = holm(torch.tensor(frame["p"].tolist(), dtype=torch.float64)).tolist()
         return frame
 
-    def with_explainers(self, explainers: Sequence[str]) -> MetaEvaluation:
-        """The same result for some of the explainers: no model is asked again."""
-        unknown = [name for name in explainers if name not in self.explainers]
-        if unknown:
-            raise unknown_name("explainer of this result", unknown[0], self.explainers)
-        if len(explainers) < 2:
-            raise InputError(f"at least two explainers, got {', '.join(explainers) or 'none'}")
-        index = torch.tensor([self.explainers.index(name) for name in explainers])
-        scores = {
-            label: replace(
-                table,
-                unperturbed={t: each[index] for t, each in table.unperturbed.items()},
-                perturbed={p: each[..., index, :] for p, each in table.perturbed.items()},
-                checks={who: table.checks[who] for who in explainers if who in table.checks},
-            )
-            for label, table in self.scores.items()
-        }
-        return replace(self, scores=scores, explainers=tuple(explainers))
-
     def save(self, path: str | Path) -> Path:
         """Write all scores to one safetensors file; `vd.meta.load` reads it."""
         return files.save_tensors(path, KIND, *packed(self))
@@ -381,8 +363,8 @@ def _centred(resampled: Tensor, value: Tensor, level: float) -> Tensor:
 
 
 KIND = "meta-evaluation"
-PLAIN = ("explainers", "tests", "remarks", "iterations")
-FLAGS = ("explanations", "published", "average_first", "resamples", "level", "seed", "interrupted")
+BY_HAND = ("scores", "kept", "amounts", "failures", "explanation_cost")
+"""Fields of a result that are not plain data."""
 
 
 def load(path: str | Path) -> MetaEvaluation:
@@ -424,7 +406,8 @@ def packed(result: MetaEvaluation) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "failures": [asdict(failure) for failure in result.failures],
         "explanation_cost": asdict(result.explanation_cost),
     }
-    return tensors, header | {name: getattr(result, name) for name in (*PLAIN, *FLAGS)}
+    plain = [field.name for field in fields(result) if field.name not in BY_HAND]
+    return tensors, header | {name: getattr(result, name) for name in plain}
 
 
 def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluation:
@@ -441,8 +424,10 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
             {who: Dependence(**check) for who, check in about["checks"].items()},
             Cost(**about["cost"]),
         )
-    plain: dict[str, Any] = {name: tuple(header[name]) for name in PLAIN}
-    plain |= {name: header[name] for name in FLAGS}
+    known = [field.name for field in fields(MetaEvaluation) if field.name not in BY_HAND]
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value := header[name], list) else value for name in known
+    }
     return MetaEvaluation(
         scores,
         {(test, mode): tensors[f"kept/{test}/{mode}"] for test, mode in places},

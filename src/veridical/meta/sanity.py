@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
@@ -44,12 +43,10 @@ class Different(Metric):
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         who = context.key / explanation.explainer
         drawn = keyed.normal(who, task.draw_ids, 0, 1, torch.float64)[:, 0]
-        return Outcome(drawn + self._centre(who) if UNPERTURBED in context.key.path else drawn)
-
-    @staticmethod
-    def _centre(key: Key) -> Tensor:
-        one = keyed.uniform(key / "centre", torch.zeros(1, dtype=torch.int64), 0, 1, torch.float64)[0, 0]
-        return -1e5 + (1e5 - 1) * one
+        if UNPERTURBED in context.key.path:
+            centre = keyed.uniform(who / "centre", torch.zeros(1, dtype=torch.int64), 0, 1, torch.float64)
+            drawn = drawn - 1e5 + (1e5 - 1) * centre[0, 0]
+        return Outcome(drawn)
 
 
 @dataclass(frozen=True)
