@@ -96,13 +96,16 @@ def gallery(
 def _said(task: Task, sample: int) -> dict[str, Any]:
     """The name of the explained output, what the model says to it, and both in words."""
     target = int(task.targets[sample])
+    held = None if task.labels is None or task.labels.dim() > 1 else int(task.labels[sample])
     names, response = (
         output_names(task.predictor.source.module),
         plain(float(task.clean_response("probability")[sample])),
     )
     name = str(names[target]) if len(names) == task.n_outputs else f"output {target}"
     kind = "value" if task.head in ("regression", "generation") else "probability"
-    return {"output": name, "response": response, "says": f"{name}, {kind} {number(response, 3)}"}
+    says = f"{name}, {kind} {number(response, 3)}"
+    named = "" if held is None or len(names) != task.n_outputs else str(names[held])
+    return {"output": name, "response": response, "says": says, "named": named}
 
 
 def disagreement(explanations: Sequence[Explanation]) -> Tensor:
@@ -189,9 +192,22 @@ def _map(task: Task, explanation: Explanation, sample: int, kind: str) -> dict[s
         return {"words": words, "left": max(0, len(there) - LONGEST_TEXT)}
     strongest = sorted(there, key=lambda i: -abs(float(values[i])))[:STRONGEST]
     return {
-        "names": [space.feature_name(i, sample) for i in strongest],
+        "names": [_with_value(task, explanation, i, sample) for i in strongest],
         "values": plain([float(values[i]) for i in strongest]),
     }
+
+
+def _with_value(task: Task, explanation: Explanation, feature: int, sample: int) -> str:
+    """A feature by its name, a column of a table with what stands in it."""
+    name = explanation.space.feature_name(feature, sample)
+    if explanation.space.kind != "column" or explanation.space.n_features != task.inputs.shape[1]:
+        return name
+    codec = getattr(task.predictor.source.module, "codec", None)
+    value = task.inputs[sample, feature].item()
+    if codec is not None and codec.categories[feature] is not None and value == value:
+        value = codec.categories[feature][int(value)]
+    shown = "missing" if value != value else number(value, 2) if isinstance(value, float) else str(value)
+    return f"{name} = {shown}"
 
 
 LONGEST_PIECE = 400
