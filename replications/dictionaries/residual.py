@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--active", type=int, default=32)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--rows", type=int, help="texts to read at most")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: that it runs")
@@ -85,7 +85,8 @@ def main() -> None:
     model, other = (load(weights, untrained).to(chosen.device) for untrained in (False, True))
     layers = tuple(chosen.layers)
     trained, drawn = states(model, context[test:], layers), states(other, context[test:], layers)
-    task = vd.Task(NextToken(model), context[:test], labels=tokens[:test, -1], name="SmolLM2")
+    last = {"output": lambda logits: logits[:, -1], "labels": tokens[:test, -1]}
+    task = vd.Task(NextToken(model), context[:test], name="SmolLM2", **last)
     print(
         f"{len(tokens)} texts, {len(names)} properties, ready after {time.perf_counter() - begin:.0f} s",
         flush=True,
@@ -109,6 +110,7 @@ def main() -> None:
             labels[:test, 1:].flatten(0, 1),
             axis=-1,
             skip=1,
+            next_token=True,
             untrained=drawn.pop(layer).flatten(0, 1),
         )
         entries = dict(family(recipe, bench))

@@ -86,7 +86,7 @@ def load(path: Path, untrained: bool = False) -> nn.Module:
 
 
 class NextToken(nn.Module):
-    """Logits (N, vocabulary) of the token that follows."""
+    """Logits (N, tokens, vocabulary) of the token that follows each."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class NextToken(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         states = self.lm.model(input_ids=tokens, use_cache=False).last_hidden_state  # type: ignore[union-attr, operator]
-        answer: Tensor = self.lm.lm_head(states[:, -1])  # type: ignore[operator]
+        answer: Tensor = self.lm.lm_head(states)  # type: ignore[operator]
         return answer
 
 

@@ -18,6 +18,8 @@ PARTS = (
     Part("vgg", (*RUN, "vgg"), CIFAR_TRAIN, SMALL, in_quick=False),
     Part("trec", (*RUN, "trec"), ("surf/trec.npz",), SMALL, in_quick=False),
     Part("photos", (*RUN, "photos"), ("surf/photos.npz", "surf/photo_parts.npz"), SMALL, in_quick=False),
+    Part("hundred", (*RUN, "hundred"), ("surf/hundred.npz",), SMALL, in_quick=False),
+    Part("shipped", (*RUN, "cnn", "vit", "slant"), (), SMALL, in_quick=False),
     Part("segments", (*RUN, "segments"), (*CIFAR_TRAIN, "surf/segments.npz"), SMALL, in_quick=False),
 )
 

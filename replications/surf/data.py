@@ -95,7 +95,10 @@ class ResNet20(nn.Module):
         return self.linear(x.mean((2, 3)))
 
 
-def _images(part: str, rows: int) -> tuple[Tensor, Tensor]:
+MEAN, STD = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
+
+
+def images(part: str, rows: int) -> tuple[Tensor, Tensor]:
     """The first images of every class, normalised as the weights expect."""
     from PIL import Image
 
@@ -109,8 +112,7 @@ def _images(part: str, rows: int) -> tuple[Tensor, Tensor]:
                 found[name].append(torch.from_numpy(picture).movedim(-1, 0).float() / 255)
     x = torch.stack([image for name in CLASSES for image in found[name]])
     labels = torch.tensor([c for c, name in enumerate(CLASSES) for _ in found[name]])
-    mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
-    return (x - mean[:, None, None]) / std[:, None, None], labels
+    return (x - MEAN[:, None, None]) / STD[:, None, None], labels
 
 
 def cifar(train_rows: int, test_rows: int) -> vd.Task:
@@ -119,6 +121,6 @@ def cifar(train_rows: int, test_rows: int) -> vd.Task:
     model = ResNet20()
     held = {name.removeprefix("module."): value for name, value in state["state_dict"].items()}
     model.load_state_dict(held)
-    x, labels = _images("test", test_rows)
-    train = _images("train", train_rows)
+    x, labels = images("test", test_rows)
+    train = images("train", train_rows)
     return vd.Task(model.eval(), x, labels=labels, train=train, name="ResNet-20 / CIFAR-10")

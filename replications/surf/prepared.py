@@ -111,6 +111,24 @@ def prepare_photo_parts(place: Path) -> None:
     )
 
 
+def prepare_hundred(place: Path) -> None:
+    """What the head of EfficientNet-lite0 reads of CIFAR's photos, at 128 pixels."""
+    from veridical.data.embedded import efficientnet
+
+    model, arrays = efficientnet(), {}
+    for part, rows in (("train", 10_000), ("test", 2_000)):
+        images = data.images(part, rows)[0]
+        plain = (images * data.STD[:, None, None] + data.MEAN[:, None, None]) * 255
+        found = []
+        with torch.no_grad():
+            for some in ((plain - 127) / 128).split(50):
+                large = torch.nn.functional.interpolate(some, (128, 128), mode="bilinear", antialias=True)
+                found.append(model.top(model.blocks(model.stem(large))).mean((2, 3)).half().numpy())
+        arrays[part] = np.concatenate(found)
+    weight, bias = model.head.weight.detach().half().numpy(), model.head.bias.detach().numpy()
+    np.savez_compressed(place / "hundred.npz", **arrays, weight=weight, bias=bias)
+
+
 def prepare_segments(place: Path) -> None:
     """Superpixels of the first CIFAR train images of every class."""
     from veridical.concepts.materials import superpixels
@@ -150,6 +168,17 @@ def photos() -> tuple[Embeddings, Embeddings, Head]:
     return parts[0], parts[1], head
 
 
+def hundred() -> tuple[Embeddings, Embeddings, Head]:
+    """The hundred classes that the photos are most often taken for, each with photos of its own."""
+    held = load("hundred")
+    whole = Head(held["weight"].float(), held["bias"].float())
+    counts = torch.bincount(whole.outputs(held["train"].float()).argmax(1), minlength=whole.n_outputs)
+    most = counts.argsort(descending=True, stable=True)[:100]
+    head = Head(whole.weight[most], whole.bias[most])
+    train, test = (Embeddings.of(held[part].float(), head) for part in ("train", "test"))
+    return train, test, head
+
+
 def photo_parts(head: Head) -> tuple[Embeddings, Embeddings]:
     """Crops and segments of the train photos; shared dictionaries do not ask whose they are."""
     held = load("photo_parts")
@@ -167,6 +196,7 @@ if __name__ == "__main__":
         "photos": prepare_photos,
         "photo_parts": prepare_photo_parts,
         "segments": prepare_segments,
+        "hundred": prepare_hundred,
     }
     for chosen in sys.argv[2:] or known:
         known[chosen](target)

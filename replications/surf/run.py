@@ -1,8 +1,10 @@
 """Tables 3, 4 and 5 of the SURF paper on heads that are at hand: `python -m replications.surf.run NAME`.
 
 NAME is mnist or cifar (LeNet, ResNet-20: both tables), vgg (a second CNN, table 5), trec (MiniLM), photos
-(EfficientNet-lite0: sanity and shared dictionaries), attributes (multi-label), diabetes (regression) or
-segments (HU-MCD on ResNet-20). Reads $VERIDICAL_DATA; what needs packages of its own is prepared by
+(EfficientNet-lite0: sanity and shared dictionaries), hundred (the same network on CIFAR's photos: a hundred
+classes with concepts of their own), attributes (multi-label), diabetes (regression), cnn, vit and slant
+(the package's own tasks of coloured digits) or segments (HU-MCD on ResNet-20). Reads $VERIDICAL_DATA; what
+needs packages of its own is prepared by
 `python -m replications.surf.prepared`. Prints the tables and writes them to `results/NAME.json` as they
 come; `--quick` takes fewer rows and one draw of C-SHAP-Eval.
 """
@@ -26,6 +28,10 @@ from veridical.concepts.materials import Materials
 from veridical.errors import NotApplicableError
 
 COUNT = 5
+SMALL = {"attributes": "", "diabetes": "diabetes"} | {
+    kind: f"colour_digits_{kind}" for kind in ("cnn", "vit", "slant")
+}
+"""Tasks that come with the package, by what they are called here."""
 Note = Callable[[str, object], None]
 
 
@@ -157,7 +163,7 @@ def small_task(task: vd.Task, note: Note) -> None:
     parts = vd.concepts.split(task)
     supply = Materials({}, parts)
     plan: list[tuple[vd.concepts.ConceptMethod, vd.concepts.Embeddings]] = []
-    for method in (*all_methods(), vd.concepts.CRAFT(COUNT)):
+    for method in (*all_methods(), vd.concepts.CRAFT(COUNT), vd.concepts.HUMCD(COUNT)):
         try:
             plan.append((method, supply.rows(method)))
         except NotApplicableError as error:
@@ -229,7 +235,7 @@ def segments(task: vd.Task, note: Note) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    names = ["mnist", "cifar", "vgg", "trec", "photos", "attributes", "diabetes", "segments"]
+    names = ["mnist", "cifar", "vgg", "trec", "photos", "hundred", "segments", *SMALL]
     parser.add_argument("names", nargs="+", choices=names)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -261,10 +267,24 @@ def run(name: str, given: argparse.Namespace) -> None:
         sanity(head, test, train, 1, note)
     elif name == "photos":
         photos(note)
+    elif name == "hundred":
+        train, test, head = prepared.hundred()
+        counts = head.membership(train.outputs).sum(0)
+        note(
+            "rows", {"train": len(train), "test": len(test), "of a class": [int(n) for n in counts.aminmax()]}
+        )
+        table = vd.concepts.sanity(test, head)
+        note("table3", {"rows": table.to_frame().to_dict("records"), "norms": head.norms.aminmax()[0].item()})
+        note("ordered", {column: table.ordered("SURF", column) for column in ("mae", "emd")})
+        fewer = [
+            vd.concepts.ConceptSHAP(COUNT, coalitions=2048) if m.name == "c-shap" else m
+            for m in all_methods()
+        ]
+        methods([(method, train) for method in fewer], train, test, head, note)
     elif name == "segments":
         segments(data.cifar(prepared.SEGMENTED, 1000), note)
     else:
-        task = trained.attributes() if name == "attributes" else vd.tasks.load("diabetes")
+        task = trained.attributes() if name == "attributes" else vd.tasks.load(SMALL[name])
         if name == "attributes":
             note("accuracy", float(((task.outputs > 0) == (task.labels > 0.5)).double().mean()))
         small_task(task, note)
