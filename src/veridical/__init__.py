@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from veridical import study as study
     from veridical import testing as testing
     from veridical import values as values
-    from veridical.auditing.check import check
+    from veridical.auditing.recheck import check
     from veridical.auditing.run import audit
     from veridical.data import tasks
 
 __getattr__, __dir__ = lazy_names(
     __name__,
-    {"audit": "veridical.auditing.run", "check": "veridical.auditing.check", "tasks": "veridical.data"},
+    {"audit": "veridical.auditing.run", "check": "veridical.auditing.recheck", "tasks": "veridical.data"},
 )
 
 __all__ = [

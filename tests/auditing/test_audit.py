@@ -261,12 +261,14 @@ def test_a_few_samples_do_not_prove_a_model_wrong():
         model.bias.zero_()
     inputs = torch.stack([2.0 * answers - 1, torch.ones(24)], 1)
     task = vd.Task(model, inputs, labels=labels, fill=0.0)
-    check = next(c for c in vd.check(task, task, TINY, 0).checks if c.name == "accuracy")
+    check = next(c for c in vd.auditing.check_model(task, task, TINY, 0).checks if c.name == "accuracy")
     assert check.passed is None
     assert "is not shown to be better than chance" in check.sentence
     # more samples than are explained are asked
     whole = vd.Task(model, inputs.repeat(8, 1), labels=labels.repeat(8), fill=0.0)
-    assert next(c for c in vd.check(task, whole, TINY, 0).checks if c.name == "accuracy").passed
+    assert next(
+        c for c in vd.auditing.check_model(task, whole, TINY, 0).checks if c.name == "accuracy"
+    ).passed
 
 
 def test_of_few_features_one_is_masked_at_least():
@@ -278,7 +280,7 @@ def test_of_few_features_one_is_masked_at_least():
     # rows that differ a little: equal ones would share their draws
     inputs = torch.tensor([[3.0, -1.0, -1.0, -0.5]]) + 0.001 * torch.arange(16.0)[:, None]
     task = vd.Task(model, inputs, fill=0.0)
-    checks = vd.check(task, task, TINY, 0)
+    checks = vd.auditing.check_model(task, task, TINY, 0)
     assert 0.05 < checks.masking_loss < 0.5
     assert any("Masking 25% of the features" in check.sentence for check in checks.checks)
 

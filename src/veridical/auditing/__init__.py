@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from veridical.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from veridical.auditing.check import Check, Checks
+    from veridical.auditing.check import Check, Checks, check_model
     from veridical.auditing.effort import EFFORTS, Effort
     from veridical.auditing.evidence import Test
     from veridical.auditing.forecast import Forecast
+    from veridical.auditing.recheck import Baseline, Recheck
     from veridical.auditing.result import Audit
     from veridical.auditing.run import audit
     from veridical.auditing.training_rows import RowsAudit, RowsPlace, audit_training_rows
@@ -20,6 +21,8 @@ __getattr__, __dir__ = lazy_names(
         "audit": "veridical.auditing.run",
         "Audit": "veridical.auditing.result",
         "Test": "veridical.auditing.evidence",
+        **dict.fromkeys(("Baseline", "Recheck"), "veridical.auditing.recheck"),
+        "check_model": "veridical.auditing.check",
         "Forecast": "veridical.auditing.forecast",
         **dict.fromkeys(("Effort", "EFFORTS"), "veridical.auditing.effort"),
         **dict.fromkeys(("Check", "Checks"), "veridical.auditing.check"),
@@ -47,6 +50,9 @@ __all__ = [
     "Check",
     "Checks",
     "decide",
+    "Baseline",
+    "Recheck",
+    "check_model",
     "RowsAudit",
     "RowsPlace",
     "audit_training_rows",

@@ -60,7 +60,7 @@ class Checks:
         return tuple(check for check in self.checks if check.passed is False)
 
 
-def check(
+def check_model(
     task: Task,
     whole: Task | None = None,
     effort: str | Effort = "quick",
@@ -90,7 +90,7 @@ def check(
     Examples
     --------
     >>> import veridical as vd
-    >>> [check.name for check in vd.check(vd.tasks.load("known/linear")).failed]
+    >>> [check.name for check in vd.auditing.check_model(vd.tasks.load("known/linear")).failed]
     []
     """
     whole = task if whole is None else whole

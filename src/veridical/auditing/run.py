@@ -23,7 +23,7 @@ from veridical.auditing.candidates import (
     finetuned_model,
     finetuning_rows,
 )
-from veridical.auditing.check import check, moves_by, summary_note, why_no_verdict
+from veridical.auditing.check import check_model, moves_by, summary_note, why_no_verdict
 from veridical.auditing.description import (
     beside,
     concepts_of,
@@ -221,7 +221,7 @@ def audit(
     if why_none:
         plan = replace(plan, describe=False)
     with clock("checks"):
-        checks = check(task, whole, plan, seed, assumed=plan.describe)
+        checks = check_model(task, whole, plan, seed, assumed=plan.describe)
         if whole.fill is not given_fill and not why_none:
             notes.append(summary_note(task, given_fill, Key(seed) / "audit" / "summary"))
     with clock("fine-tuning"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +17,11 @@ import veridical as vd
 from veridical.auditing import EFFORTS, Audit
 from veridical.auditing.candidates import CRITERIA
 from veridical.auditing.verdict import Verdict
-from veridical.cli.app import Status, app, end, print_table, say
+from veridical.cli.app import Status, app, end, print_table, save_figure, say
 from veridical.cli.sources import Explainers, Folder, Maps, Seed, Source, with_maps, with_options
+from veridical.core.files import read_file, write_file
 from veridical.errors import StorageError
-from veridical.values.tables import check_writable
+from veridical.values.tables import check_writable, write_csv
 
 UNFINISHED = "unfinished"
 """The folder, inside that of the report, of what is finished before the report is."""
@@ -105,6 +107,73 @@ def status_of(verdict: Verdict) -> Status:
         return Status.GOOD
     undecided = verdict.why_none or any(place.status == "not decided" for place in verdict.ranking)
     return Status.OPEN if undecided else Status.FINDING
+
+
+@app.command()
+@with_options(without=())
+def check(
+    source: Source,
+    against: Annotated[Path, typer.Option(help="The audit.json, or its folder, of the model before.")],
+    explainer: Explainers = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Rows of the model; a tenth of the audit's by default.", min=1)
+    ] = None,
+    folder: Folder = Path("check"),
+) -> None:
+    """After a retraining: do the explanations that were trusted still hold, and do they say the same?
+
+    Data are those of the audit's own command where they are not given. Exit status 0: they hold; 1: a method
+    is refuted, hides a feature or shows less, or a feature gained or lost relevance; 3: not decided. Writes
+    check.json, junit.xml, summary.md and drift.csv.
+
+    Example: veridical check --against audit --model new-model
+    """
+    from veridical.report.check import junit, summary
+
+    task = as_audited(source, against).load()
+    found = vd.check(against, task, explainers=explainer, budget=budget)
+    for sentence in found.sentences:
+        say(sentence)
+    texts = {
+        "junit.xml": junit(found),
+        "summary.md": summary(found),
+        "check.json": json.dumps(found.to_json()),
+    }
+    for name, text in texts.items():
+        write_file(folder / name, text, private=False)
+    write_csv(found.drift(), folder / "drift.csv")
+    if found.changes:
+        save_figure(found.plot().figure, folder / "drift.png")
+    say(f"check.json, junit.xml, summary.md and drift.csv are in {folder}")
+    end(Status(found.status))
+
+
+def as_audited(source: Source, against: Path) -> Source:
+    """The options of an audit's own command, with those that are given now in their place."""
+    place = against / "audit.json" if against.is_dir() else against
+    try:
+        words = shlex.split(json.loads(read_file(place)).get("call", ""))
+    except (OSError, ValueError) as error:
+        raise StorageError.of("read", place, error) from error
+    spelled = {"-t": fields(Source)[0]} | {
+        f"--{option.name.replace('_', '-')}": option for option in fields(Source)
+    }
+    then: dict[str, Any] = {
+        spelled[word].name: True if spelled[word].name == "allow_code" else following
+        for word, following in zip(words, [*words[1:], ""], strict=True)
+        if word in spelled and spelled[word].name != "samples"
+    }
+    for name in ("data", "train"):
+        if name in then:
+            then[name] = Path(then[name])
+    if "output" in then:
+        then["output"] = int(then["output"])
+    given = {option.name: value for option in fields(Source) if (value := getattr(source, option.name))}
+    if not given.get("allow_code"):
+        then.pop("allow_code", None)  # code runs where it is allowed now
+    if "model" in given:
+        then.pop("task", None)
+    return Source(**{**then, **given})
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Any
 
 from veridical.auditing import Audit
 from veridical.auditing.evidence import Grid
+from veridical.auditing.recheck import Baseline
 from veridical.auditing.sentences import grade_of, headline, in_words, reason_of
 from veridical.auditing.verdict import Place
 from veridical.core.files import write_file
@@ -30,6 +31,7 @@ def write_folder(audit: Audit, folder: str | Path) -> Path:
     for name, text in tables(audit).items():
         write_file(folder / name, text, private=False)
     save(found, folder / CONTENTS)
+    Baseline.of(audit).save(folder)
     return write(found, folder / PAGES["html"])
 
 
