@@ -35,8 +35,8 @@ def methods() -> dict[str, str]:
 
 METRIC = {HOSTILE: "sparseness"}
 TEXTS: dict[str, Callable[[vd.Task], list[Any]]] = {
-    "task": lambda task: [task, task._repr_html_(), task.space.feature_name(0)],
-    "explanation": lambda task: [(made := vd.explain("gradient", task)), made._repr_html_()],
+    "task": lambda task: [task, task.space.feature_name(0)],
+    "explanation": lambda task: [vd.explain("gradient", task)],
     "renamed": lambda task: [replace(vd.score("sparseness", task, "gradient"), explainer=HOSTILE)],
     "evaluation": lambda task: [
         (made := vd.evaluate(task, methods(), METRIC, progress=False)),

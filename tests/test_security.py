@@ -125,7 +125,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     [
         (LAUGHS + STUDY, "VERIDICAL_MAX_YAML_NODES"),
         (STUDY + "name: &a [*a]\n", "stands inside what it names"),
-        (STUDY + "plan: {threads: 10000000}\n", "VERIDICAL_MAX_THREADS"),
+        (STUDY + "plan: {threads: 10000000}\n", "plan.threads: .* less than or equal to 1024"),
         (STUDY + "name: " + "[" * 5000, "VERIDICAL_MAX_YAML_DEPTH"),
         (STUDY + "name: " + "{a: " * 5000, "VERIDICAL_MAX_YAML_DEPTH"),
         (STUDY + "seeds: [" + "9" * 5000 + "]\n", "cannot be read"),

@@ -380,6 +380,7 @@ def audits(chance: Draw) -> Any:
 
 def studies(chance: Draw) -> Any:
     plan = {} if chance.plan is None or chance.plan.rows is None else {"rows": chance.plan.rows}
+    chance.precision = torch.float32  # of embedded tasks
     known = ["known/linear", "known/planted_patch", "known/planted_window", "known/interactions"]
     given: dict[str, Any] = {
         "tasks": [{"name": chance.choice(known), "samples": 3}],

@@ -19,7 +19,7 @@ from veridical.errors import FormatError, InputError, StorageError, StudyError
 from veridical.jobs import Lease, Store
 from veridical.study import preparations
 from veridical.study.cells import from_parquet, to_parquet
-from veridical.study.plan import read_plan
+from veridical.study.plan import FORMAT, read_plan
 
 STUDY: dict[str, Any] = {
     "name": "first",
@@ -186,7 +186,7 @@ def test_a_changed_study_file_is_found_and_resume_says_so(folder: Path, caplog) 
 def test_a_plan_of_odd_content_is_a_sentence(folder: Path, data: Any) -> None:
     whole = json.loads((folder / "plan.json").read_text())["data"]
     changed = {**whole, **data} if isinstance(data, dict) and data else data
-    (folder / "plan.json").write_bytes(files.pack_json(changed, "plan", 5))
+    (folder / "plan.json").write_bytes(files.pack_json(changed, "plan", FORMAT))
     assert "plan.json is damaged" in studies.verify(folder).problems[0]
     assert resume(folder).status().complete
 

@@ -115,7 +115,7 @@ def test_what_does_not_apply_is_set_aside_with_its_reason(small):
 
 
 def test_shards_cover_every_row_once_and_the_plan_grows_with_the_axes_only(small):
-    small["tasks"] = [{"code": "tests.study.user_code:ranged", "samples": 1003}]
+    small["tasks"] = [{"code": "tests.study.user_code:whole", "samples": 1003}]
     few = plan_of({**small, "shard_size": 500}, allow_code=True)
     many = plan_of({**small, "shard_size": 10}, allow_code=True)
     for plan in (few, many):
@@ -151,7 +151,6 @@ def test_wrong_code_is_told(code):
     for axis, path, said in (
         ("tasks", "tests.study.user_code:not_a_task", "gave a int, not a Task"),
         ("tasks", "tests.study.user_code:nowhere", "cannot be imported"),
-        ("tasks", "tests.study.user_code:ranged", "the number of samples"),
         ("explainers", "tests.study.user_code:FEATURES", "not an explainer or a function"),
         ("metrics", "tests.study.user_code:not_a_task", "gave a int, not a metric"),
     ):

@@ -124,13 +124,6 @@ def test_what_workers_need_travels_with_the_job(cluster, small, tmp_path):
     assert files(tmp_path / "one") == files(tmp_path / "two")
 
 
-def test_a_task_is_loaded_here_and_placed_once(cluster, held, tmp_path):
-    settings = {"folder": str(tmp_path / "held")}
-    held["tasks"] = [{"code": "tests.study.ray_code:counted", "settings": settings}]
-    run(held, tmp_path / "s", RayPool())
-    assert [path.stem for path in (tmp_path / "held").glob("*.loaded")] == [str(os.getpid())]
-
-
 def test_no_more_jobs_are_out_than_fit(cluster):
     assert RayPool().slots == 2 + 1
     assert RayPool(cpus=0.5).slots == 4 + 1

@@ -82,12 +82,12 @@ def test_a_second_run_computes_only_what_changed(small, tmp_path):
 
 
 def test_new_labels_compute_nothing_and_reach_the_files(small, tmp_path):
-    before = run(small, tmp_path).scores("known/linear", "random", "sparseness")
+    before = run(small, tmp_path)["known/linear", "random", "sparseness", 0]
     small["metrics"][0] = {"name": "sparseness", "label": "gini"}
     seen = Seen()
     study = run(small, tmp_path, watch=seen)
     assert seen.jobs("started") == []
-    assert torch.equal(study.scores("known/linear", "random", "gini").values, before.values)
+    assert torch.equal(study["known/linear", "random", "gini", 0].values, before.values)
     assert "sparseness" not in set(study.frame()["metric"])
 
 
@@ -117,7 +117,7 @@ def test_a_cell_that_raises_is_recorded_and_the_rest_goes_on(code, tmp_path):
     assert failure.error == "ValueError: it had to be"
     assert "in evaluate" in failure.traceback
     with pytest.raises(InputError, match="it had to be"):
-        study.scores(explainer="gradient", metric="breaks")
+        study["whole", "gradient", "breaks", 0]
     seen = Seen()
     studies.resume(tmp_path, executor="in-process", allow_code=True, watch=seen, progress=False)
     assert len(seen.jobs("failed")) == len(seen.jobs("started")) == 2
@@ -128,7 +128,6 @@ def test_cells_fall_with_the_explanation_they_rest_on(code, tmp_path):
     code["metrics"].append("sparseness")
     study = run(code, tmp_path, allow_code=True)
     assert study.status().failed == 2
-    assert {f.step for f in study.failures} == {"before"}
     assert "nonsense" in study.failures[0].error
     del code["explainers"][0]["settings"]
     assert run(code, tmp_path, allow_code=True).status().complete

@@ -86,7 +86,7 @@ def test_frames_summaries_and_scores(done):
     assert len(frame) == 24
     summary = done.summary()
     assert len(summary) == 4
-    one = done.scores(explainer="random", metric="complexity")
+    one = done["known/linear", "random", "complexity", 0]
     assert len(one) == 6
     task = vd.tasks.load("known/linear", 6)
     assert one.ids.tolist() == task.ids.tolist()
@@ -95,12 +95,8 @@ def test_frames_summaries_and_scores(done):
     row = summary[(summary.explainer == "random") & (summary.metric == "complexity")].iloc[0]
     assert row["mean"] == pytest.approx(float(want.values.mean()))
     assert done.explanation("known/linear", "random", shard=1).ids.tolist() == task.ids[3:].tolist()
-    with pytest.raises(InputError, match="name one"):
-        done.scores()
-    with pytest.raises(InputError, match="did you mean 'random'"):
-        done.scores(explainer="randm", metric="complexity")
-    with pytest.raises(InputError, match="seeds"):
-        done.scores(explainer="random", metric="complexity", seed=4)
+    with pytest.raises(InputError, match="has no cell"):
+        done["known/linear", "random", "complexity", 4]
 
 
 def test_exports(done, tmp_path):

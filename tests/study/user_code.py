@@ -31,10 +31,6 @@ def whole(samples: int = 10, shift: float = 0.0) -> vd.Task:
     return vd.Task(model(), rows(0, samples) + shift, train=rows(1000, 1064), ids=range(samples))
 
 
-def ranged(start: int, stop: int) -> vd.Task:
-    return vd.Task(model(), rows(start, stop), train=rows(1000, 1064), ids=range(start, stop))
-
-
 def of_function(samples: int = 4) -> vd.Task:
     return vd.Task(lambda x: torch.stack([x.sum(1), x[:, 0]], 1), rows(0, samples))
 

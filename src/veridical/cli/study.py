@@ -1,10 +1,11 @@
-"""Commands for studies: run, resume, status, diff, export."""
+"""Commands for studies: run, resume, status, export."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,13 +13,16 @@ from typing import Annotated, Any
 import typer
 
 from veridical import study as studies
-from veridical.cli.app import Status, app, end, print_table, say
+from veridical.cli.app import Status, app, end, say
 from veridical.cli.sources import AllowCode, with_options
 from veridical.jobs import RayPool, Store
+from veridical.study.cells import CELLS
+from veridical.study.plan import StudyPlan, make_plan
+from veridical.study.run import default_folder
+from veridical.study.study_file import read_study
 
 Workers = Annotated[int, typer.Option("--workers", "-w", help="How many processes.", min=1)]
 FolderName = Annotated[str, typer.Argument(help="Folder of a study.")]
-SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,14 @@ def run_study(
     folder: Annotated[
         str | None, typer.Option("--out", "-o", help="Folder. [default: named after the file]")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what it would take.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what there is to do.")] = False,
 ) -> None:
     """Compute every cell of a study that is not there yet. Exit status 4 says that a cell failed.
 
     Example: veridical run study.yaml --workers 2
     """
     if dry_run:
-        _estimate(file, folder, how)
+        _planned(file, folder, how)
     else:
         _show(studies.run(file, folder, **how.options()))
 
@@ -80,34 +84,6 @@ def study_status(folder: FolderName) -> None:
     _show(studies.open(folder), must_be_complete=False)
 
 
-@app.command("diff")
-def diff_studies(a: FolderName, b: FolderName) -> None:
-    """Compare settings and cells of two studies. Exit status 1 says that a value, flag or cost differs."""
-    found = studies.diff(studies.open(a), studies.open(b))
-    for line in found.settings:
-        say(line)
-    rows: list[Any] = []
-    alone: dict[str, list[str]] = {"a": [], "b": []}
-    cell: Any
-    for cell in found.frame().itertuples(index=False):
-        name = " / ".join(map(str, cell[:4]))
-        if cell.only in alone:
-            alone[cell.only].append(name)
-            continue
-        also = ", ".join(what for what in ("flags", "cost") if getattr(cell, what))
-        means = f"{cell.mean_a:.4f}", f"{cell.mean_b:.4f}"
-        rows.append((name, *means, f"{cell.unequal} of {cell.samples}", f"{cell.largest:.3g}", also))
-    if rows:
-        print_table(("cell", "mean of a", "mean of b", "unequal", "largest", "also"), rows, left="also")
-    for side, names in alone.items():
-        if names:
-            more = f"; and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            say(f"only in {side}: {len(names)} cells: {'; '.join(names[:SHOWN])}{more}")
-    same = len(found.cells) - len(found.frame())
-    say(f"{same} of {len(found.cells)} cells have the same values, flags and costs")
-    end(Status.GOOD if found.same else Status.FINDING)
-
-
 @app.command("export")
 def export_study(
     folder: FolderName, path: Annotated[Path, typer.Argument(help="Where to: .csv or .parquet.")]
@@ -119,39 +95,35 @@ def export_study(
     say(f"scores written to {studies.open(folder).export(path)}")
 
 
-def _estimate(file: Path, folder: str | None, how: Running) -> None:
-    from veridical.study.cells import CELLS
-    from veridical.study.estimate import estimate
-    from veridical.study.plan import make_plan
-    from veridical.study.run import default_folder
-    from veridical.study.study_file import read_study
-
+def _planned(file: Path, folder: str | None, how: Running) -> None:
     trust_this_folder(how.allow_code)
     plan = make_plan(read_study(file), how.allow_code)
-    found = estimate(plan, Store(folder or default_folder(file)).hashes(CELLS), how.allow_code)
-    say(str(found))
-    if how.workers > 1:
-        say(f"about {found.seconds / how.workers:.0f} s on {how.workers} workers")
-    _say_uncached(plan.uncached)
+    there = Store(folder or default_folder(file)).hashes(CELLS)
+    known = Counter(job.hash in there for job in plan.cells())
+    first = sum(1 for _ in plan.preparations())
+    said = f"{known.total()} cells, {known[True]} of them there already, after {first} preparations"
+    say(f"{said}; nothing was computed")
+    _say_left_out(plan)
+
+
+def _say_left_out(plan: StudyPlan) -> None:
+    """What does not apply, and what nothing tells the changes of."""
+    for skipped in plan.skipped:
+        who = skipped["explainer"] or skipped["metric"]
+        say(f"does not apply: {who} on {skipped['task']}: {skipped['reason']}")
+    if plan.uncached:
+        say(f"computed at every run, since no importable source tells of changes: {', '.join(plan.uncached)}")
 
 
 def _show(study: studies.Study, must_be_complete: bool = True) -> None:
     state = study.status()
     say(str(study))
-    for skipped in study.plan.skipped:
-        who = skipped["explainer"] or skipped["metric"]
-        say(f"does not apply: {who} on {skipped['task']}: {skipped['reason']}")
-    _say_uncached(study.plan.uncached)
+    _say_left_out(study.plan)
     for failure in study.failures:
         say(f"failed {' / '.join(map(str, failure.name))}: {failure.error}")
     if must_be_complete and not state.complete and not state.failed:
         end(Status.INTERRUPTED)
     end(Status.FAILED if state.failed else Status.GOOD)
-
-
-def _say_uncached(labels: list[str]) -> None:
-    if labels:
-        say(f"computed at every run, since no importable source tells of changes: {', '.join(labels)}")
 
 
 def trust_this_folder(allow_code: bool) -> None:

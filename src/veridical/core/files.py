@@ -40,7 +40,6 @@ LIMITS: dict[str, tuple[int, str]] = {
     "yaml_depth": (32, "levels of nesting of a study file"),
     "grid_points": (100_000, "points of the grids of a study's axis"),
     "cells": (10_000_000, "cells of a study, shards aside"),
-    "threads": (1024, "threads of a study's plan"),
 }
 """How much a file may take of this machine, by name: the usual value, and what it is of. The environment
 variable `VERIDICAL_MAX_` and the name in capitals sets another one."""

@@ -101,12 +101,7 @@ _FITS: dict[Any, Callable[[Any], bool]] = {
     bool: lambda value: isinstance(value, bool | np.bool_),
     str: lambda value: isinstance(value, str),
 }
-_WORDS = {
-    int: "a whole number",
-    float: "a finite number",
-    bool: "True or False",
-    str: "a text",
-}
+_WORDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
 
 
 def then_checked(own: Callable[..., None]) -> Callable[..., None]:

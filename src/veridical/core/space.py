@@ -19,19 +19,8 @@ from torch import Tensor
 from veridical.errors import InputError, ShapeError, visible
 
 Reduction = Literal["sum", "mean"]
-KINDS = (
-    "pixel",
-    "voxel",
-    "patch",
-    "superpixel",
-    "step",
-    "step_channel",
-    "token",
-    "column",
-    "column_group",
-    "concept",
-    "unit",
-    "element",
+KINDS = tuple(
+    "pixel voxel patch superpixel step step_channel token column column_group concept unit element".split()
 )
 MANY_PIXELS = 64 * 64
 """The most pixels, or voxels, that are features each unless a task says otherwise."""
@@ -105,16 +94,12 @@ class Space:
     @classmethod
     def pixels(cls, shape: Sequence[int]) -> Space:
         """One feature per pixel of a (channels, height, width) image, shared over the channels."""
-        channels, height, width = _image(shape)
-        labels = torch.arange(height * width).reshape(1, height, width)
-        return cls("pixel", (channels, height, width), height * width, labels)
+        return replace(cls.patches(_image(shape), 1), kind="pixel")
 
     @classmethod
     def voxels(cls, shape: Sequence[int]) -> Space:
         """One feature per voxel of a (channels, depth, height, width) volume, shared over the channels."""
-        channels, *sides = _volume(shape)
-        count = prod(sides)
-        return cls("voxel", (channels, *sides), count, torch.arange(count).reshape(1, *sides))
+        return replace(cls.patches(_volume(shape), 1), kind="voxel")
 
     @classmethod
     def patches(cls, shape: Sequence[int], size: int | tuple[int, ...]) -> Space:

@@ -24,9 +24,7 @@ NAMES = ("in-process", "threads", "processes", "ray")
 
 
 def as_executor(
-    executor: str | Executor | None,
-    workers: int,
-    seconds: float | None = None,
+    executor: str | Executor | None, workers: int, seconds: float | None = None
 ) -> Executor | None:
     """Accept an executor or its name; None is this process.
 

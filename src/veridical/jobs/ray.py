@@ -94,6 +94,7 @@ class RayPool(Executor):
         self._threads: ThreadPoolExecutor | None = None
         self._needed: dict[str, str] = {}
         """What has to answer, by its address, with what is said where it does not."""
+        self._lost = False
 
     # --- calls --------------------------------------------------------------------------------------
 
@@ -168,6 +169,7 @@ class RayPool(Executor):
             try:
                 socket.create_connection((host, int(port)), timeout=5).close()
             except OSError:
+                self._lost = True
                 raise StudyError(f"{said} ({address} does not answer)") from None
 
     def _alive(self) -> list[dict[str, float]]:
@@ -182,11 +184,6 @@ class RayPool(Executor):
                 log.warning("a node of the cluster was lost; its jobs are given out again")
             self._nodes, self._checked = nodes, time.monotonic()
         return self._nodes
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether this process is part of a cluster already."""
-        return self._ray is not None or ("ray" in sys.modules and sys.modules["ray"].is_initialized())
 
     def _connect(self) -> None:
         if self._ray is not None:
@@ -210,7 +207,8 @@ class RayPool(Executor):
             with suppress(Exception):  # gone already
                 self._ray.shutdown()
         if self._threads is not None:
-            self._threads.shutdown(wait, cancel_futures=True)
+            # what waits for a node that is gone waits without end
+            self._threads.shutdown(wait and not self._lost, cancel_futures=True)
         self._ray, self._threads, self._ours, self._needed = None, None, False, {}
 
 
@@ -266,13 +264,7 @@ def connect(address: str | None, num_cpus: int | None) -> bool:
     # workers are as important as this process, as they are without Ray
     os.environ.setdefault("RAY_worker_niceness", "0")
     with bound_to(HOST):
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            _node_ip_address=HOST,
-            **quiet,
-        )
+        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, _node_ip_address=HOST, **quiet)
     where = next(iter(ray.nodes()))["NodeManagerAddress"]
     if where != HOST:
         ray.shutdown()

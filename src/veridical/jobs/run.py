@@ -20,7 +20,7 @@ J = TypeVar("J")
 T = TypeVar("T")
 MAX_WAITING = 1000
 """Jobs taken from a plan that wait for another; no more are taken before some are done."""
-CHECK_SECONDS = 5.0
+CHECK_SECONDS = 2.0
 
 
 class WorkerLostError(VeridicalError):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +32,7 @@ DETAIL, CURVE = "detail.", "curve"
 CELLS, EXPLANATIONS, PREPARED, FAILURES = "cells", "explanations", "prepared", "failures"
 FOLDERS = {"score": CELLS, "explain": EXPLANATIONS, "prepare": PREPARED}
 SOURCE = "study.yaml"
-FAILURE, FAILURE_FORMAT = "failure", 2
+FAILURE, FAILURE_FORMAT = "failure", 3
 
 
 # --- where files lie, and whether they are sound ----------------------------------------------------------
@@ -101,9 +100,8 @@ def verify(folder: str | Path) -> Verification:
             found = problem(store, job)
         except FileNotFoundError:
             # what is prepared serves cells that are to do; maps are made for a reader as well, if kept
-            missing += [str(job)] * (
-                job.kind == "score" or (job.kind == "explain" and plan.keep_explanations)
-            )
+            wanted = job.kind == "score" or (job.kind == "explain" and plan.keep_explanations)
+            missing += [str(job)] * wanted
             continue
         sound += found is None
         problems += [f"{job}: {found}; veridical resume makes it again"] * (found is not None)
@@ -127,19 +125,19 @@ def source_problems(plan: StudyPlan, store: Store) -> list[str]:
 # --- failures and labels ----------------------------------------------------------------------------------
 
 
-def write_failure(store: Store, job: StudyJob, step: str, error: str, trace: str) -> None:
-    """Record a cell that failed: in what step ("score", or "before" it) and why."""
-    found = {**job.labels, "shard": list(job.shard), "step": step, "error": error, "traceback": trace}
+def write_failure(store: Store, job: StudyJob, error: str, trace: str) -> None:
+    """Record a cell that failed, and why."""
+    found = {**job.labels, "shard": list(job.shard), "error": error, "traceback": trace}
     store.write_json(f"{FAILURES}/{job.hash}.json", found, FAILURE, FAILURE_FORMAT, job.hash)
 
 
-def read_failure(store: Store, job: StudyJob) -> tuple[str, str, str]:
-    """Step, error and traceback of a cell that failed; a damaged record still says that it did."""
+def read_failure(store: Store, job: StudyJob) -> tuple[str, str]:
+    """Error and traceback of a cell that failed; a damaged record still says that it did."""
     try:
         found = store.read_json(f"{FAILURES}/{job.hash}.json", FAILURE, FAILURE_FORMAT, job.hash)
-        return found["step"], found["error"], found["traceback"]
+        return found["error"], found["traceback"]
     except (FormatError, LookupError, TypeError) as error:
-        return "score", f"it failed, and why is lost: {error}", ""
+        return f"it failed, and why is lost: {error}", ""
 
 
 def relabel(plan: StudyPlan, store: Store) -> None:
@@ -160,19 +158,11 @@ def relabel(plan: StudyPlan, store: Store) -> None:
 # --- maps -------------------------------------------------------------------------------------------------
 
 
-def map_bytes(explanation: Explanation, hash: str) -> bytes:
-    """The content of the file of an explanation."""
-    with tempfile.TemporaryDirectory() as where:
-        return explanation.save(Path(where) / "map.safetensors", hash).read_bytes()
-
-
 def read_map(source: Path | bytes, hash: str, samples: int) -> Explanation:
     """The maps of an `explain` job; FormatError where the file is not what it left, or is gone."""
-    if isinstance(source, bytes):
-        with tempfile.TemporaryDirectory() as where:
-            return read_map(files.write_file(Path(where) / "map.safetensors", source), hash, samples)
-    found = Explanation.load(source, hash)
-    files.check_header({"rows": len(found)}, str(source), rows=samples)
+    content = source if isinstance(source, bytes) else files.read_file(source)
+    found = Explanation.from_bytes(content, f"the map {hash}", hash)
+    files.check_header({"rows": len(found)}, f"the map {hash}", rows=samples)
     return found
 
 

@@ -21,48 +21,46 @@ from veridical.explainers import Explainer
 from veridical.jobs import Job, Store, content_hash
 from veridical.metrics import AnyMetric, Metric
 from veridical.study.preparations import preparations
-from veridical.study.resolve import identify, identify_task, is_ranged, load_task, make_explainer, make_metric
+from veridical.study.resolve import identify, identify_task, load_task, make_explainer, make_metric
 from veridical.study.spec import Frozen
 from veridical.study.study_file import Choice, StudyFile, expand
 from veridical.values.task import Task
 
-FORMAT = 5
+FORMAT = 6
 KIND = "plan"
 FILE = "plan.json"
 
 
-class PlannedTask(Frozen):
-    """A task with the digest of its content, and which explainers draw on it at random."""
+class Planned(Frozen):
+    """What was chosen; `cached`: whether a change of it would be seen."""
 
     choice: Choice
-    digest: str
     cached: bool
-    samples: int
-    rows: int
-    ranged: bool
-    draws: dict[str, bool]
 
     @property
     def label(self) -> str:
         return self.choice.label
 
 
-class PlannedThing(Frozen):
+class PlannedTask(Planned):
+    """A task with the digest of its content, and which explainers draw on it at random."""
+
+    digest: str
+    samples: int
+    rows: int
+    draws: dict[str, bool]
+
+
+class PlannedThing(Planned):
     """An explainer or metric with what its hash says; `modules` of the user's are imported before it is made.
 
     `prepares`: seed by seed, what it needs first.
     """
 
-    choice: Choice
     content: dict[str, Any]
-    cached: bool
     modules: tuple[str, ...] = ()
     evaluates: Literal["", "map", "method"] = ""
     prepares: tuple[tuple[dict[str, Any], ...], ...] = ()
-
-    @property
-    def label(self) -> str:
-        return self.choice.label
 
     @cached_property
     def digest(self) -> str:
@@ -196,10 +194,9 @@ class StudyPlan(Frozen):
             yield from {job.hash: job for job in (self.preparation(task, one) for one in facts)}.values()
 
     def preparation(self, task: PlannedTask, facts: Mapping[str, Any]) -> StudyJob:
-        """The job that makes one preparation; of a task too large to load, from its first shard."""
+        """The job that makes one preparation."""
         hash = self._hash(task, kind="prepare", facts=dict(facts))
-        shard = (0, self.size(task) if task.ranged else task.samples)
-        return StudyJob(hash, "prepare", task, shard, facts=facts)
+        return StudyJob(hash, "prepare", task, (0, task.samples), facts=facts)
 
     def cells(self) -> Iterator[StudyJob]:
         """Every cell."""
@@ -217,7 +214,7 @@ class StudyPlan(Frozen):
     @property
     def uncached(self) -> list[str]:
         """What may change unnoticed, and so is computed at every run."""
-        things: list[PlannedTask | PlannedThing] = [*self.tasks, *self.explainers, *self.metrics]
+        things: list[Planned] = [*self.tasks, *self.explainers, *self.metrics]
         return [thing.label for thing in things if not thing.cached]
 
     @property
@@ -365,19 +362,15 @@ def _things(
 def _planned_task(
     choice: Choice, allow_code: bool, file: StudyFile, explainers: Mapping[str, Explainer]
 ) -> tuple[PlannedTask, Task]:
-    spec, ranged, first = file.spec, is_ranged(choice, allow_code), None
-    if ranged:
-        assert choice.samples is not None
-        first = (0, min(spec.shard_size or choice.samples, choice.samples))
-    task = load_task(choice, spec.plan.rows, spec.plan.threads, spec.device, allow_code, first)
-    digest, cached = identify_task(None if ranged else task, choice)
+    spec = file.spec
+    task = load_task(choice, spec.plan.rows, spec.plan.threads, spec.device, allow_code)
+    digest, cached = identify_task(task, choice)
     planned = PlannedTask(
         choice=choice,
         digest=digest,
         cached=cached,
-        samples=choice.samples if ranged and choice.samples is not None else len(task),
+        samples=len(task),
         rows=task.predictor.rows,
-        ranged=ranged,
         draws={label: explainer._draws_on(task) for label, explainer in explainers.items()},
     )
     return planned, task

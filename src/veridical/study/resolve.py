@@ -118,9 +118,8 @@ def load_task(
     threads: int,
     device: str | None = None,
     allow_code: bool = False,
-    shard: tuple[int, int] | None = None,
 ) -> Task:
-    """The task of a choice; `shard` is given to functions that make one shard at a time."""
+    """The task of a choice."""
     if choice.files:
         given: dict[str, Any] = {**choice.files, **choice.settings}
         made: Any = read_task(samples=choice.samples, seed=choice.seed, allow_code=allow_code, **given)
@@ -129,10 +128,17 @@ def load_task(
             raise InputError(f"the embedded task '{choice.name}' has no settings {sorted(choice.settings)}")
         made = tasks.load(choice.name or "", choice.samples, choice.seed)
     else:
-        made = _called(choice, imported(choice.code, allow_code), shard)
+        function = imported(choice.code, allow_code)
+        if not callable(function):
+            raise InputError(f"{choice.code} is a {type(function).__name__}, not a function of a Task")
+        offered = {"samples": choice.samples, "seed": choice.seed}
+        taken = {n: v for n, v in offered.items() if n in _parameters(function) and v is not None}
+        made = function(**{**taken, **choice.settings})
     task = made.task if isinstance(made, KnownAnswer) else made
     if not isinstance(task, Task):
         raise InputError(f"{choice.code} gave a {type(task).__name__}, not a Task")
+    if choice.samples is not None and len(task) > choice.samples:  # of a function that takes no number
+        task = task[: choice.samples]
     task = task if choice.fill is None else task.with_fill(choice.fill)
     task = task if device is None else task.to(device)
     task = task.with_plan(replace(task.predictor.plan, rows=rows, threads=threads))
@@ -143,23 +149,11 @@ def load_task(
     return task
 
 
-def is_ranged(choice: Choice, allow_code: bool) -> bool:
-    """Whether the task is made one shard at a time, by a function that takes `start` and `stop`."""
-    if choice.code is None:
-        return False
-    if not {"start", "stop"} <= set(_parameters(imported(choice.code, allow_code))):
-        return False
-    if choice.samples is None:
-        raise InputError(f"{choice.code} makes shards, so the study must give the number of samples")
-    return True
-
-
-def identify_task(task: Task | None, choice: Choice) -> tuple[str, bool]:
+def identify_task(task: Task, choice: Choice) -> tuple[str, bool]:
     """A digest of the task, and whether it can be trusted to change when the task does.
 
-    By content where it is loaded whole; a task made shard by shard (None here) is known by the text and the
-    arguments of its function. A bare function as model or fill has no content: the text of the module that
-    made the task must stand for it, and an embedded task has none.
+    It is known by its content, one that a function made also by the text of its module and its arguments. A
+    bare function as model or fill has no content: that text must stand for it, and an embedded task has none.
     """
     about: dict[str, Any] = {}
     traceable = True
@@ -171,16 +165,15 @@ def identify_task(task: Task | None, choice: Choice) -> tuple[str, bool]:
     elif choice.files:
         # the content holds all of a torch module or an estimator, and nothing of a function (ONNX, say)
         about = {"model file": _digest(choice.files["model"]), "arch": choice.files.get("arch")}
-    elif task is not None:
+    else:
         model = task.predictor.model
         bare = isinstance(model, FunctionModel) or (isinstance(model, ArrayModel) and not model.estimator)
         traceable = not bare and not holds_code(task.fill)
-    if task is not None:
-        side = task.train_side if isinstance(task.train_side, dict) else dict(enumerate(task.train_side))
-        # the content hash is about explaining; some metrics also read labels
-        tensors = {"labels": task.labels, "train labels": task.train_labels}
-        tensors |= {f"train side/{name}": value for name, value in side.items()}
-        about["content"] = content_digest(nn.Identity(), tensors, task.content_hash())
+    side = task.train_side if isinstance(task.train_side, dict) else dict(enumerate(task.train_side))
+    # the content hash is about explaining; some metrics also read labels
+    tensors = {"labels": task.labels, "train labels": task.train_labels}
+    tensors |= {f"train side/{name}": value for name, value in side.items()}
+    about["content"] = content_digest(nn.Identity(), tensors, task.content_hash())
     return content_digest(nn.Identity(), {}, sorted(about.items())), traceable
 
 
@@ -190,21 +183,6 @@ def _digest(path: str) -> str | None:
         return None
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-def _called(choice: Choice, function: Any, shard: tuple[int, int] | None) -> Any:
-    if not callable(function):
-        raise InputError(f"{choice.code} is a {type(function).__name__}, not a function that returns a Task")
-    names = _parameters(function)
-    offered: dict[str, Any] = {"samples": choice.samples, "seed": choice.seed}
-    if shard is not None:
-        offered |= {"start": shard[0], "stop": shard[1]}
-    extra = {name: value for name, value in offered.items() if name in names and value is not None}
-    made = function(**{**extra, **choice.settings})
-    task = made.task if isinstance(made, KnownAnswer) else made
-    if isinstance(task, Task) and shard is None and choice.samples is not None and "samples" not in names:
-        return task[: choice.samples]
-    return task
 
 
 def _parameters(function: Any) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from veridical.errors import FormatError, InputError, unknown_name
+from veridical.errors import FormatError, InputError
 from veridical.gef.iso_gef import joined_scores
 from veridical.jobs import Store
 from veridical.study.cells import (
@@ -28,7 +28,7 @@ from veridical.study.cells import (
 from veridical.study.plan import StudyJob, read_plan
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
-from veridical.values.tables import write_table
+from veridical.values.tables import summary_row, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,11 +48,10 @@ class CellName(NamedTuple):
 
 @dataclass(frozen=True)
 class FailedCell:
-    """A cell that raised: on which rows, in what step ("score", or "before" it), and the traceback."""
+    """A cell that raised, or a map or preparation that it needs: on which rows, and the traceback."""
 
     name: CellName
     shard: tuple[int, int]
-    step: str
     error: str
     traceback: str
 
@@ -114,30 +113,6 @@ class Study:
 
     # --- scores -------------------------------------------------------------------------------------
 
-    def scores(
-        self,
-        task: str | None = None,
-        explainer: str | None = None,
-        metric: str | None = None,
-        seed: int | None = None,
-    ) -> Scores:
-        """The scores of one cell, all shards together; what the study has only one of may be left out.
-
-        Without a seed it is the study's first.
-        """
-        seed = self.plan.seeds[0] if seed is None else seed
-        if seed not in self.plan.seeds:
-            raise InputError(f"the study has seeds {list(self.plan.seeds)}, not {seed}")
-        chosen = []
-        for kind, given in (("task", task), ("explainer", explainer), ("metric", metric)):
-            labels = [thing.label for thing in getattr(self.plan, f"{kind}s")]
-            if given is None and len(labels) > 1:
-                raise InputError(f"the study has {len(labels)} {kind}s; name one: {', '.join(labels)}")
-            if given is not None and given not in labels:
-                raise unknown_name(kind, given, labels)
-            chosen.append(given or labels[0])
-        return self[(chosen[0], chosen[1], chosen[2], seed)]
-
     def __getitem__(self, name: tuple[str, str, str, int]) -> Scores:
         cell = CellName(*name)
         jobs = self.cells.get(cell)
@@ -186,24 +161,11 @@ class Study:
         return pa.concat_tables(parts).to_pandas()
 
     def summary(self) -> pd.DataFrame:
-        """One row per cell: mean over its samples, direction, how many have no value, flags, and cost."""
+        """One row per cell: mean with its interval over samples, direction, flags, and cost."""
         import pandas as pd
 
         self._there(must_be_sound=True)  # a damaged cell is refused, not left out
-        found = {name: self[name] for name in self}
-        return pd.DataFrame(
-            {
-                **name._asdict(),
-                "mean": scores.mean(skip_nan=True),
-                "direction": scores.direction.value,
-                "samples": len(scores),
-                "undefined": int(scores.values.isnan().sum()),
-                "flags": "; ".join(f"{n} x {reason}" for reason, n in scores.flagged.items()),
-                "forward": scores.cost.forward,
-                "backward": scores.cost.backward,
-            }
-            for name, scores in found.items()
-        )
+        return pd.DataFrame({**name._asdict(), **summary_row(self[name])} for name in self)
 
     def across(self) -> pd.DataFrame:
         """One row per explainer and metric over all tasks: mean rank (1 is best), where it is best, means.

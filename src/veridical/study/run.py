@@ -6,40 +6,34 @@ import json
 import logging
 import os
 import socket
-import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
-from multiprocessing.connection import Client, Listener
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from veridical.core.progress import track
 from veridical.errors import FormatError, InputError, StorageError, StudyError, warn
-from veridical.jobs import BlockedError, Lease, Processes, RayPool, Store, WorkerLostError, as_executor
+from veridical.jobs import BlockedError, Lease, Processes, Store, as_executor
 from veridical.jobs import run as run_jobs
-from veridical.jobs.ray import NODE_LOST
 from veridical.study import cells, worker
 from veridical.study.cells import FAILURES, FOLDERS, SOURCE, place
 from veridical.study.plan import (
-    PlannedTask,
     StudyJob,
     StudyPlan,
     make_plan,
     read_plan,
     refuse_other_versions,
-    torch_threads,
     write_plan,
 )
 from veridical.study.result import LOG, Study
 from veridical.study.spec import StudySpec
 from veridical.study.study_file import StudyFile, parse_study, read_study
 from veridical.study.worker import FailedJobError, Result, Work
-from veridical.values.task import Task
 
 log = logging.getLogger("veridical")
 AnyStudy = str | Path | Mapping[str, Any] | StudySpec | StudyFile
@@ -115,10 +109,9 @@ def run(
             if not store.exists(SOURCE) or store.read(SOURCE) != file.text.encode():
                 store.write(SOURCE, file.text.encode())
             write_plan(plan, store)
-            if isinstance(pool, RayPool) and not pool.is_connected:
-                _apart(plan, store, pool, allow_code, watch, progress)
-            else:
-                _Run(plan, store, pool, allow_code, watch, progress).run()
+            _Run(plan, store, pool, allow_code, watch, progress).run()
+    except StudyError as error:
+        raise StudyError(str(error).replace("FOLDER", str(store.folder))) from error.__cause__
     except StorageError as error:
         if not error.read_only or not _complete(plan, store):
             raise
@@ -128,44 +121,6 @@ def run(
             pool.shutdown()
         worker.forget()
     return Study(store)
-
-
-def _apart(
-    plan: StudyPlan, store: Store, pool: RayPool, allow_code: bool, watch: Watch | None, progress: bool | None
-) -> None:
-    """Run in a process of its own: Ray ends the process that loses its node, without a word."""
-    key = os.urandom(16)
-    try:
-        with Processes(1, retries=0) as own, Listener(authkey=key) as heard:
-            lines = threading.Thread(target=_relay, args=(heard, watch), daemon=True)
-            lines.start()
-            address: Any = heard.address
-            own.submit(_run_there, address, key, plan, store, pool, allow_code, progress).result()
-            lines.join()
-    except KeyboardInterrupt:
-        log.warning(INTERRUPTED)
-    except WorkerLostError:
-        raise StudyError(NODE_LOST.replace("FOLDER", str(store.folder))) from None
-
-
-def _relay(heard: Listener, watch: Watch | None) -> None:
-    """Give every line of the log that the other process sends to who watches."""
-    with suppress(EOFError, OSError), heard.accept() as lines:
-        while True:
-            line = json.loads(lines.recv_bytes())
-            if watch is not None:
-                watch(line)
-
-
-def _run_there(
-    address: Any, key: bytes, plan: StudyPlan, store: Store, pool: RayPool, allow_code: bool, progress: Any
-) -> None:
-    with pool, Client(address, authkey=key) as lines:
-
-        def watch(line: dict[str, Any]) -> None:
-            lines.send_bytes(json.dumps(line).encode())
-
-        _Run(plan, store, pool, allow_code, watch, progress).run()
 
 
 def _complete(plan: StudyPlan, store: Store) -> bool:
@@ -231,20 +186,19 @@ def default_folder(study: Any) -> str:
     raise InputError("a study that is not a file needs a folder to go to: run(study, folder)")
 
 
+@dataclass(eq=False)
 class _Run:
     """One run of a plan into a folder; a cell whose file is there and sound is not computed again."""
 
-    def __init__(
-        self,
-        plan: StudyPlan,
-        store: Store,
-        pool: Executor | None,
-        allow_code: bool,
-        watch: Watch | None,
-        progress: bool | None,
-    ) -> None:
-        self.plan, self.store, self.pool, self.allow_code = plan, store, pool, allow_code
-        self.watch, self.progress = watch, progress
+    plan: StudyPlan
+    store: Store
+    pool: Executor | None
+    allow_code: bool
+    watch: Watch | None
+    progress: bool | None
+
+    def __post_init__(self) -> None:
+        plan, store = self.plan, self.store
         self.there = {hash for folder in FOLDERS.values() for hash in store.hashes(folder)}
         self.damaged = self._remove_damaged()
         self.failures = store.hashes(FAILURES)
@@ -255,7 +209,6 @@ class _Run:
         """Cells still to do of each map."""
         self.how = plan.model_copy(update={"tasks": (), "explainers": (), "metrics": (), "skipped": ()})
         """The plan as workers need it: how models are run, and no axes."""
-        self.placed: tuple[str, Task | None] = ("", None)
         self.log_name = f"{LOG}/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}.jsonl"
 
     def run(self) -> None:
@@ -334,23 +287,7 @@ class _Run:
             with suppress(FileNotFoundError):
                 files[need] = self.store.read(name) if where is None else where / name
         scratch = None if where is None else where / FOLDERS["prepare"]
-        return Work(job, self.how, prepared, files, self.allow_code, scratch, self._placed(job.task))
-
-    def _placed(self, planned: PlannedTask) -> Task | None:
-        """A task that this process loads and places on a Ray cluster, for workers that cannot load it."""
-        if not isinstance(self.pool, RayPool) or planned.ranged:
-            return None
-        if self.placed[0] != planned.label:
-            self.placed = planned.label, None
-            try:
-                with torch_threads(self.plan.threads):
-                    task = worker.load_planned(planned, self.how, self.allow_code)
-                self.pool.place(task)
-                self.placed = planned.label, task
-            except Exception as error:  # a model that does not pickle, or a device this machine lacks
-                text = "every worker loads '%s' by itself, it cannot be placed: %s"
-                log.warning(text, planned.label, error)
-        return self.placed[1]
+        return Work(job, self.how, prepared, files, self.allow_code, scratch)
 
     # --- what became of them ------------------------------------------------------------------------
 
@@ -375,7 +312,7 @@ class _Run:
             message = str(cause)
         if job.kind == "score":
             self.failed += 1
-            cells.write_failure(self.store, job, "score" if cause is error else "before", message, trace)
+            cells.write_failure(self.store, job, message, trace)
             if job.hash in self.there:
                 self.store.delete(place(job.kind, job.hash))
             self._close(job)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from veridical.core.allowed import LARGE, LARGEST, MANY
-from veridical.core.files import check_limit
 from veridical.models.plan import Plan
 
 FILE_KEYS = ("model", "data", "train", "labels", "text", "arch", "kind", "output")
@@ -17,22 +16,13 @@ Positive = Annotated[int, Field(ge=1, le=MANY)]
 Seed = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 
 
-def _bounded_threads(count: int) -> int:
-    check_limit("threads", count, "plan.threads")
-    return count
-
-
 class Frozen(BaseModel):
     """Unknown keys are mistakes, and nothing is ever changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Strict(Frozen):
-    """A part of a study file."""
-
-
-class Limits(Strict):
+class Limits(Frozen):
     """What one cell, map or preparation may take; one that takes more is recorded as failed.
 
     Workers in other processes are watched; in this process nothing can end a cell.
@@ -42,7 +32,7 @@ class Limits(Strict):
     """Seconds; None sets no limit."""
 
 
-class Entry(Strict):
+class Entry(Frozen):
     """An explainer or a metric: a registered name, or `code: module:attribute` which needs `--allow-code`.
 
     A bare text stands for its name.
@@ -88,7 +78,6 @@ class TaskEntry(Entry):
     Files are read as the command line reads `--model` and `--data`: seen from the current folder, as data,
     and what can run code (`arch`, a .joblib file) only with `--allow-code`.
     `samples` are drawn from the task by `seed`; both, with the settings, go to a function that takes them.
-    A function that takes `start` and `stop` makes one shard at a time and is never loaded whole.
     """
 
     samples: Positive | None = None
@@ -140,16 +129,16 @@ class TaskEntry(Entry):
         return f"{Path(self.model).stem} on {Path(self.data).stem}"
 
 
-class ChunkPlan(Strict):
+class ChunkPlan(Frozen):
     """How models are run, on whatever worker."""
 
     rows: Annotated[Positive, AfterValidator(lambda rows: Plan(rows=rows).rows)] | None = None
     """Rows per chunk: 1, 2, 4 or a multiple of 8; None measures once."""
-    threads: Annotated[Positive, AfterValidator(_bounded_threads)] = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads that torch may use."""
 
 
-class StudySpec(Strict):
+class StudySpec(Frozen):
     """A whole study."""
 
     name: str = "study"

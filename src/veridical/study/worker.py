@@ -22,7 +22,7 @@ from veridical.core.key import Key
 from veridical.errors import FormatError, InputError, VeridicalError
 from veridical.metrics import ExplainerMetric, Metric
 from veridical.models.cost import Cost
-from veridical.study.cells import map_bytes, read_map, to_parquet
+from veridical.study.cells import read_map, to_parquet
 from veridical.study.plan import PlannedTask, StudyJob, StudyPlan, torch_threads
 from veridical.study.preparations import equipped, prepare
 from veridical.study.resolve import identify_task, load_task, make_explainer, make_metric
@@ -40,7 +40,7 @@ class Work:
 
     The plan's axes may be left out. `prepared` says what is prepared under which hash. `files` are the
     results of the jobs that it needs, by hash: as paths, or as bytes for workers elsewhere. In `scratch` a
-    long preparation that was killed goes on. A `task` that is given need not be loaded.
+    long preparation that was killed goes on.
     """
 
     job: StudyJob
@@ -49,7 +49,6 @@ class Work:
     files: Mapping[str, Path | bytes]
     allow_code: bool
     scratch: Path | None = None
-    task: Task | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def _prepare(work: Work) -> tuple[bytes, Cost]:
 
 def _explain(work: Work) -> tuple[bytes, Cost]:
     explanation = _explained(work, work.job.seed)
-    return map_bytes(explanation, work.job.hash), explanation.cost
+    return explanation.to_bytes(work.job.hash), explanation.cost
 
 
 def _score(work: Work) -> tuple[bytes, Cost]:
@@ -151,29 +150,23 @@ def _explained(work: Work, seed: int) -> Explanation:
 
 def _task(work: Work) -> Task:
     """The rows of a job, as a task that nothing has touched."""
-    planned, job = work.job.task, work.job
-    shard = job.shard if planned.ranged else None
-    key = (planned.digest, planned.label, shard, planned.rows, work.plan.threads, work.plan.device)
+    planned = work.job.task
+    key = (planned.digest, planned.label, planned.rows, work.plan.threads, work.plan.device)
     if key not in _tasks:
         while len(_tasks) >= KEPT_TASKS:
             _tasks.pop(next(iter(_tasks)))
             gc.collect()  # a task points at itself
-        _tasks[key] = work.task or load_planned(planned, work.plan, work.allow_code, shard)
-    rows = slice(job.samples) if planned.ranged else slice(*job.shard)
-    task = _tasks[key][rows]
+        _tasks[key] = load_planned(planned, work.plan, work.allow_code)
+    task = _tasks[key][slice(*work.job.shard)]
     return task.changed(estimates=task.estimates)
 
 
-def load_planned(
-    planned: PlannedTask, plan: StudyPlan, allow_code: bool, shard: tuple[int, int] | None = None
-) -> Task:
+def load_planned(planned: PlannedTask, plan: StudyPlan, allow_code: bool) -> Task:
     """The task that was planned; InputError where it is another by now."""
-    task = load_task(planned.choice, planned.rows, plan.threads, plan.device, allow_code, shard)
-    rows = planned.samples if shard is None else shard[1] - shard[0]
-    same = shard is not None or identify_task(task, planned.choice)[0] == planned.digest
-    if len(task) != rows or not same:
+    task = load_task(planned.choice, planned.rows, plan.threads, plan.device, allow_code)
+    if len(task) != planned.samples or identify_task(task, planned.choice)[0] != planned.digest:
         raise InputError(
             f"the task '{planned.label}' is another here than when the study was planned ({len(task)} rows, "
-            f"{rows} expected): its data, model or code has changed; run the study again"
+            f"{planned.samples} expected): its data, model or code has changed; run the study again"
         )
     return task

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scipy.stats import kendalltau
 
@@ -16,7 +16,6 @@ from veridical.values.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
     from veridical.values.tables import ScoreTable
 
@@ -67,32 +66,16 @@ class Evaluation:
         """One row per cell: mean with its interval over samples, direction, flags and cost."""
         import pandas as pd
 
-        rows = []
-        for (who, what), scores in self.scores.items():
-            low, high = scores.ci()
-            rows.append(
-                {
-                    "explainer": who,
-                    "metric": what,
-                    "mean": scores.mean(skip_nan=True),
-                    "low": low,
-                    "high": high,
-                    "direction": scores.direction.value,
-                    "samples": len(scores),
-                    "undefined": int(scores.values.isnan().sum()),
-                    "flags": "; ".join(f"{n} x {reason}" for reason, n in scores.flagged.items()),
-                    "forward": scores.cost.forward,
-                    "backward": scores.cost.backward,
-                }
-            )
-        for failure in self.failures:
-            rows.append(
-                {
-                    "explainer": failure.explainer,
-                    "metric": failure.metric,
-                    "flags": f"failed: {failure.message}",
-                }
-            )
+        from veridical.values.tables import summary_row
+
+        rows: list[dict[str, Any]] = [
+            {"explainer": who, "metric": what, **summary_row(scores)}
+            for (who, what), scores in self.scores.items()
+        ]
+        rows += [
+            {"explainer": one.explainer, "metric": one.metric, "flags": f"failed: {one.message}"}
+            for one in self.failures
+        ]
         return pd.DataFrame(rows)
 
     def compare(self, other: Evaluation) -> pd.DataFrame:
@@ -138,12 +121,6 @@ class Evaluation:
         """Means with their intervals as a LaTeX table (booktabs), likewise."""
         return self._table().latex()
 
-    def plot(self, metric: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw the mean scores of one metric with their intervals, one explainer per line."""
-        from veridical.values.plots import plot_evaluation
-
-        return plot_evaluation(self, metric or self.metrics[0], ax)
-
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page with the table and a gallery."""
         from veridical.report.evaluation import write_evaluation
@@ -152,9 +129,14 @@ class Evaluation:
         return write_evaluation(self, check_page_path(path))
 
     def __repr__(self) -> str:
-        notes = f"\n{len(self.failures)} cells failed" if self.failures else ""
-        notes += "\ninterrupted: not all cells were scored" if self.interrupted else ""
-        return f"{self._table().text()}{notes}"
+        return "\n".join([self._table().text(), *self._notes()])
+
+    def _notes(self) -> list[str]:
+        notes = [f"{len(self.failures)} cells failed"] if self.failures else []
+        return notes + ["interrupted: not all cells were scored"] * self.interrupted
 
     def _repr_html_(self) -> str:
-        return self._table().html()
+        from veridical.plots import html_summary
+
+        head, *rows = self._table().lines()
+        return html_summary("; ".join(self._notes()), head, rows)

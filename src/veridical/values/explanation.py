@@ -272,8 +272,12 @@ class Explanation:
         """The values laid back over the inputs: (N, *shape of the labels)."""
         return self.space.expand(self.values)
 
-    def save(self, path: str | Path, content_hash: str = "") -> Path:
-        """Write to one safetensors file; `content_hash` says what the maps were made from."""
+    def save(self, path: str | Path) -> Path:
+        """Write to one safetensors file."""
+        return files.write_file(path, self.to_bytes())
+
+    def to_bytes(self, content_hash: str = "") -> bytes:
+        """The content of such a file; `content_hash` says what the maps were made from."""
         tensors = {
             "values": self.values,
             "order": self.order,
@@ -299,12 +303,17 @@ class Explanation:
             "cost": [self.cost.forward, self.cost.backward, self.cost.rows],
             "provenance": dict(self.provenance),
         }
-        return files.save_tensors(path, "explanation", tensors, header, content_hash)
+        return files.pack_tensors("explanation", tensors, header, content_hash)
 
     @classmethod
-    def load(cls, path: str | Path, content_hash: str | None = None) -> Explanation:
-        """Read what `save` wrote; under another content hash than was asked for it is refused."""
-        tensors, header = files.load_tensors(path, "explanation", content_hash)
+    def load(cls, path: str | Path) -> Explanation:
+        """Read what `save` wrote."""
+        return cls.from_bytes(files.read_file(path), str(path))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, source: str, content_hash: str | None = None) -> Explanation:
+        """Read what `to_bytes` made; under another content hash than was asked for it is refused."""
+        tensors, header = files.unpack_tensors(content, "explanation", source, content_hash)
         about = header["space"]
         names = about["names"]
         if names is not None:
@@ -370,12 +379,6 @@ class Explanation:
             f"Explanation by {visible(self.explainer)}: {len(self)} samples x {self.space.n_features} "
             f"{self.space.kind} features, cost {self.cost}"
         )
-
-    def _repr_html_(self) -> str:
-        from veridical.plots import html_summary
-
-        rows = [(name, f"{value:.4g}") for name, value in self.top()] if len(self) else []
-        return html_summary(repr(self), ("most relevant in sample 0", "relevance"), rows)
 
 
 def _no_ties(order: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from veridical.plots import COLOURS, as_image, axes, slices
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from veridical.values.evaluation import Evaluation
     from veridical.values.explanation import Explanation
     from veridical.values.scores import Scores
 
@@ -84,20 +83,4 @@ def plot_scores(scores: Scores, ax: Axes | None, color: str = COLOURS[0], label:
         ax.set_xlabel(scores.metric.replace("_", " "))
         ax.set_ylabel("samples")
     ax.set_title(f"{scores.metric.replace('_', ' ')} ({scores.direction.value} is better)", fontsize=9)
-    return ax
-
-
-def plot_evaluation(evaluation: Evaluation, metric: str, ax: Axes | None) -> Axes:
-    """Mean and interval of one metric for every explainer, best on top."""
-    cells = [
-        (who, evaluation[who, metric]) for who in evaluation.explainers if (who, metric) in evaluation.scores
-    ]
-    cells.sort(key=lambda cell: float(cell[1].utility.nanmean()))
-    ax = axes(ax, height=1.0 + 0.35 * len(cells))
-    for place, (_, scores) in enumerate(cells):
-        low, high = scores.ci()
-        ax.plot([low, high], [place, place], color=COLOURS[0], linewidth=2)
-        ax.plot(scores.mean(skip_nan=True), place, "o", color=COLOURS[0])
-    ax.set_yticks(range(len(cells)), [who for who, _ in cells])
-    ax.set_xlabel(f"{metric.replace('_', ' ')}, mean and 95% interval")
     return ax

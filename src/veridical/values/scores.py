@@ -105,19 +105,10 @@ def _widened(level: float, samples: int) -> float:
 
 
 def _students_t(freedom: int, share: float) -> float:
-    """The quantile of Student's t (Abramowitz and Stegun 26.7.5): to 0.15% up to shares of 0.975."""
-    if freedom == 1:
-        return math.tan(math.pi * (share - 0.5))
-    if freedom == 2:
-        return (2 * share - 1) * math.sqrt(0.5 / (share * (1 - share)))
-    z = NormalDist().inv_cdf(share)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    """The quantile of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, share))
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,12 +294,6 @@ class Scores:
             f"Scores {self.metric}{who}: mean {self.mean(skip_nan=True):.4f} [{low:.4f}, {high:.4f}] "
             f"over {len(self)} samples ({self.direction} is better{notes}), cost {self.cost}"
         )
-
-    def _repr_html_(self) -> str:
-        from veridical.plots import html_summary
-
-        rows = [(str(i), f"{v:.4g}") for i, v in zip(self.ids.tolist(), self.values.tolist(), strict=True)]
-        return html_summary(repr(self), ("sample", "value"), rows[:10])
 
 
 def joined(parts: Sequence[Scores]) -> Scores:

@@ -6,7 +6,6 @@ Parquet, Markdown, LaTeX.
 
 from __future__ import annotations
 
-import html
 import io
 import math
 import os
@@ -55,31 +54,30 @@ class ScoreTable:
 
     def markdown(self) -> str:
         """A Markdown table; the best of a column is bold."""
-        return _markdown_lines(self._lines(_markdown_text, "**{}**"), ["---", *["---:"] * len(self.columns)])
+        head, *body = self.lines(_markdown_text, "**{}**")
+        rule = ["---", *["---:"] * len(self.columns)]
+        return "".join(f"| {' | '.join(line)} |\n" for line in [head, rule, *body])
 
     def latex(self) -> str:
         """A LaTeX tabular for `booktabs`; the best of a column is bold."""
         arrows = {Direction.HIGHER: r"$\uparrow$", Direction.LOWER: r"$\downarrow$"}
-        head, *body = (" & ".join(line) + r" \\" for line in self._lines(_tex, r"\textbf{{{}}}", arrows))
+        head, *body = (" & ".join(line) + r" \\" for line in self.lines(_tex, r"\textbf{{{}}}", arrows))
         begin = rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}"
         return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
 
-    def html(self) -> str:
-        """An HTML table; the best of a column is bold."""
-        head, *body = self._lines(_html, "<b>{}</b>")
-        lines = [f"<tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>"]
-        lines += [f"<tr><th>{who}</th>{''.join(f'<td>{c}</td>' for c in cells)}</tr>" for who, *cells in body]
-        return f"<table>{''.join(lines)}</table>"
-
     def text(self) -> str:
         """A table for a terminal; the best of a column has a star."""
-        head, *rows = self._lines(_line, "{} *")
+        head, *rows = self.lines()
         return text_table(head, rows)
 
-    def _lines(
-        self, escaped: Callable[[str], str], mark: str, arrows: Mapping[Direction, str] = ARROWS
+    def lines(
+        self,
+        escaped: Callable[[str], str] | None = None,
+        mark: str = "{} *",
+        arrows: Mapping[Direction, str] = ARROWS,
     ) -> list[list[str]]:
         """Head and rows as texts: names are escaped, the best of a column is put into `mark`."""
+        escaped = escaped or _line
         lines = [["explainer", *(f"{escaped(name)} {arrows[way]}" for name, way in self.columns)]]
         for who in self.rows:
             found = [self.cells.get((who, name), Cell("failed", False)) for name, _ in self.columns]
@@ -101,6 +99,22 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join([first.strip().ljust(widths[0]), *rest]).rstrip()
 
     return "\n".join(line(row) for row in (head, *rows))
+
+
+def summary_row(scores: Scores) -> dict[str, Any]:
+    """Mean with its interval over samples, direction, samples, how many have no value, flags and cost."""
+    low, high = scores.ci()
+    return {
+        "mean": scores.mean(skip_nan=True),
+        "low": low,
+        "high": high,
+        "direction": scores.direction.value,
+        "samples": len(scores),
+        "undefined": int(scores.values.isnan().sum()),
+        "flags": "; ".join(f"{n} x {reason}" for reason, n in scores.flagged.items()),
+        "forward": scores.cost.forward,
+        "backward": scores.cost.backward,
+    }
 
 
 def score_table(scores: Mapping[tuple[str, str], Scores]) -> ScoreTable:
@@ -134,10 +148,6 @@ def _line(text: str) -> str:
 
 def _tex(text: str) -> str:
     return re.sub(r"[&%$#_{}~^\\]", lambda found: _LATEX[found.group()], _line(text))
-
-
-def _html(text: str) -> str:
-    return html.escape(_line(text))
 
 
 def _markdown_text(text: str) -> str:
@@ -178,7 +188,7 @@ def check_writable(path: str | Path) -> Path:
 
 
 def write_table(frame: pd.DataFrame, path: str | Path, scores: ScoreTable | None = None) -> Path:
-    """Write a table as its name says; .md and .tex show `scores` as people paste them, where given."""
+    """Write a table as its name says; .md and .tex show `scores` as people paste them."""
     kind = check_table_path(path).suffix.lower()
     if kind == ".csv":
         return write_csv(frame, path)
@@ -186,18 +196,9 @@ def write_table(frame: pd.DataFrame, path: str | Path, scores: ScoreTable | None
         content = io.BytesIO()
         frame.to_parquet(content, index=False)
         return write_file(path, content.getvalue(), private=False)
-    if scores is not None:
-        return write_file(path, scores.markdown() if kind == ".md" else scores.latex(), private=False)
-    if kind == ".tex":
-        return write_file(path, frame.to_latex(index=False, escape=True), private=False)
-    lines: list[Any] = [frame.columns, *frame.itertuples(index=False)]
-    cells = [[_markdown_text(str(cell)) for cell in line] for line in lines]
-    return write_file(path, _markdown_lines(cells, ["---"] * len(frame.columns)), private=False)
-
-
-def _markdown_lines(lines: Sequence[Sequence[str]], rule: Sequence[str]) -> str:
-    head, *body = lines
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *body]) + "\n"
+    if scores is None:
+        raise InputError(f"a row per sample is written as .csv or .parquet, got '{Path(path).name}'")
+    return write_file(path, scores.markdown() if kind == ".md" else scores.latex(), private=False)
 
 
 def csv_text(frame: pd.DataFrame) -> str:

@@ -50,19 +50,15 @@ from veridical.values.input_checks import (
     tensor_of,
 )
 
-_MODALITIES = {
-    "pixel": "image",
-    "voxel": "image",
-    "patch": "image",
-    "superpixel": "image",
-    "step": "series",
-    "step_channel": "series",
-    "token": "text",
-    "column": "table",
-    "column_group": "table",
+_KINDS = {
+    "image": "pixel voxel patch superpixel",
+    "series": "step step_channel",
+    "text": "token",
+    "table": "column column_group",
     "concept": "concept",
-    "unit": "units",
+    "units": "unit",
 }
+_MODALITIES = {kind: modality for modality, kinds in _KINDS.items() for kind in kinds.split()}
 _BY_SHAPE = {4: "image", 3: "image", 2: "series"}
 
 
@@ -433,17 +429,6 @@ class Task:
             f"({self.head}), {self.space.n_features} {self.space.kind} features, on {self.device}{noise}"
         )
 
-    def _repr_html_(self) -> str:
-        from veridical.plots import html_summary
-
-        facts = [
-            ("model", type(self.model).__name__),
-            ("fill", self.fill.name),
-            ("reference rows", "none" if self.train is None else str(len(self.train))),
-            ("rows per chunk", str(self.predictor.rows)),
-        ]
-        return html_summary(repr(self), ("fact", "value"), facts)
-
     # --- every change is a task ---------------------------------------------------------------------
 
     def changed(
@@ -539,10 +524,7 @@ class Task:
         """The same task explained for other outputs."""
         chosen = targets_of(targets, len(self), self.n_outputs, self.device)
         return self.changed(
-            alone=self.undecided,
-            targets=chosen,
-            outputs=self.known_outputs,
-            _targets_given=True,
+            alone=self.undecided, targets=chosen, outputs=self.known_outputs, _targets_given=True
         )
 
     def with_space(self, space: Space, fill: Fill | None = None) -> Task:
@@ -598,19 +580,9 @@ class Task:
         if place == self.device or (place.type == self.device.type and place.index is None):
             return self
         old = self.predictor
+        names = "inputs ids draw_ids masks labels train train_labels space members".split()
         moved: dict[str, Any] = {
-            n: None if getattr(self, n) is None else getattr(self, n).to(place)
-            for n in (
-                "inputs",
-                "ids",
-                "draw_ids",
-                "masks",
-                "labels",
-                "train",
-                "train_labels",
-                "space",
-                "members",
-            )
+            name: None if getattr(self, name) is None else getattr(self, name).to(place) for name in names
         }
         rows = old.plan.rows if self._plan_given else _rows_on(place, self.device, old.rows)
         return self.changed(
