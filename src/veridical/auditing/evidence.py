@@ -50,12 +50,6 @@ class SampleScores(NamedTuple):
         """The scores of some samples, in this order."""
         return SampleScores(self.utility[:, rows], self.missing[rows])
 
-    def replaced(self, rows: Tensor, others: SampleScores) -> SampleScores:
-        """The same with other scores in some samples."""
-        return SampleScores(
-            self.utility.index_copy(1, rows, others.utility), self.missing.index_copy(0, rows, others.missing)
-        )
-
     @property
     def samples(self) -> int:
         return self.utility.shape[-1]

@@ -38,8 +38,6 @@ MIN_FEATURES = 3
 """Of fewer features two maps always correlate with 1 or -1."""
 ALIKE = 0.99
 """The correlation from which on maps are the same."""
-NEARLY_ALIKE = 0.95
-"""The correlation between samples of a class from which on the verdict mentions it."""
 COPY_NOISE = 1e-3
 """By how much the weights of the copy differ, relatively; registered methods agree to .99 and more."""
 COPY_SAMPLES = 4

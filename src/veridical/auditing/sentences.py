@@ -53,11 +53,6 @@ def in_words(rival: str, head: str = "multiclass") -> str:
     return WORDS.get(rival, of_head(rival, head))
 
 
-def question_of(criterion: str, head: str = "multiclass") -> str:
-    """A question as a reader asks it."""
-    return QUESTIONS[criterion]
-
-
 def in_sentences(verdict: Verdict, known: Circumstances) -> Words:
     """What a reader must know."""
     places = () if verdict.why_none else verdict.ranking
@@ -261,12 +256,12 @@ def _undecided(place: Place, head: str) -> str:
     if place.unfinished or question is None:
         return place.unfinished or place.dropped or "it has no map"
     if not all(test.samples for test in question.tests):
-        return f'"{question_of(question.criterion, head)}" was not reached'
+        return f'"{QUESTIONS[question.criterion]}" was not reached'
     still = [test for test in question.tests if test.state == "open"]
     worst = max(still, key=lambda test: test.p)
     needed = f"about {place.needed:,}" if place.needed else "more than 1,000"
     return (
-        f'open is "{question_of(question.criterion, head)}": {_of_rival(worst, head)} in '
+        f'open is "{QUESTIONS[question.criterion]}": {_of_rival(worst, head)} in '
         f"{_interval(worst)} of {worst.samples} samples; {needed} samples would decide it"
     )
 
