@@ -39,6 +39,7 @@ from veridical.meta import planted_damage
 
 TIMED_ROWS = 1024
 """Rows of bare evaluations that are timed; more are taken to last as much longer."""
+GRADIENTS = ("saliency", "input_x_gradient", "integrated_gradients", "smoothgrad", "gradient_shap")
 METHODS = ("integrated_gradients", "deeplift", "occlusion", "kernel_shap")
 """Methods of the cells that grow with something else."""
 PURPOSES = {
@@ -99,7 +100,8 @@ def cells() -> dict[str, Cell]:
         "boosted": (boosted, 64, None),
         "reviews": (partial(loaded, "reviews"), 64, None),
         "text": (partial(loaded, "rotten_tomatoes_minilm"), 32, None),
-        "photos": (photos, 24, None),
+        "photos": (photos, 64, None),
+        "gradient photos": (photos, 24, GRADIENTS),
     }
     found |= {f"samples {n}": (digits, n, METHODS) for n in (16, 32, 64, 128, 256)}
     found |= {f"columns {n}": (partial(columns, n, 3), 64, METHODS) for n in (8, 16, 32, 64)}

@@ -163,9 +163,9 @@ def work_off(
         lines = place.read_text(encoding="utf-8").splitlines() if place.is_file() else []
         kept |= {name: result for name, result in map(json.loads, lines) if name in jobs}
     todo = [(name, job) for name, job in jobs.items() if "error" in kept.get(name, {"error": ""})]
+    file.parent.mkdir(parents=True, exist_ok=True)
     if not todo or minutes <= 0:
         return [kept[name] for name in jobs if name in kept]
-    file.parent.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
     # leaving the pool ends what still runs
     with context.Pool(workers, maxtasksperchild=1 if alone else None) as pool, file.open("a") as out:

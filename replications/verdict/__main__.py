@@ -13,8 +13,14 @@ PARTS = (
     Part("groups", ("-m", "replications.verdict.groups", "--out", "{out}"), quick=("--repeats", "10")),
     Part(
         "lies",
-        ("-m", "replications.verdict.lies", "--out", "{out}"),
-        quick=("--families", "linear", "--seeds", "1", "--samples", "24", "--effort", "glance"),
+        (
+            *("-m", "replications.verdict.lies", "--out", "{out}"),
+            *("--kinds", "lies", "equal", "scaffold", "--reference", "500"),
+        ),
+        quick=(
+            *("--families", "linear", "--seeds", "1", "--samples", "24"),
+            *("--effort", "glance", "--reference", "0"),
+        ),
     ),
     Part(
         "stability",

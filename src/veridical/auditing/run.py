@@ -63,7 +63,7 @@ from veridical.models.cost import Cost
 from veridical.perturb.fills import Marginal, Summary
 from veridical.values.task import Task
 
-NOT_REPEATED = ("task", "train", "folder", "executor", "device", "progress")
+NOT_REPEATED = ("task", "train", "folder", "executor", "device", "progress", "dry_run")
 """What does not belong to the call that repeats an audit, or has no name."""
 
 
