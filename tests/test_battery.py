@@ -30,6 +30,7 @@ OTHER_SETTINGS = [
     ("pixel_flipping", {"order": "lerf"}),
     ("infidelity", {"perturbation": "noise", "draws": 10}),
     ("selectivity", {"patch": 2}),
+    ("region_perturbation", {"patch": 2}),
     ("mprt", {"similarity": "pearson", "order": "independent"}),
     ("random_logit", {"similarity": "pearson", "absolute": True}),
     ("non_sensitivity", {"group": 4}),
