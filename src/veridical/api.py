@@ -31,7 +31,7 @@ from veridical.values.scores import Scores
 from veridical.values.task import Task
 
 R = TypeVar("R", bound=type[Any])
-OTHER_OUTPUT = "explained for another output than the one judged: use task.with_targets(explanation.targets)"
+OTHER_OUTPUT = "explained for another output than the one scored: use task.with_targets(explanation.targets)"
 
 
 @checked
@@ -153,7 +153,7 @@ def score(
     """Score an explanation: an `Explanation`, a tensor of maps, or an explainer in any accepted form.
 
     `repeats` scores again with a metric's draws, the fill and the order of ties drawn anew, one at a time, so
-    that `scores.variance()` tells what chance does; it costs up to 1 + 3 (repeats - 1) times as much.
+    that `scores.variance()` says what chance does; it costs up to 1 + 3 (repeats - 1) times as much.
 
     Parameters
     ----------

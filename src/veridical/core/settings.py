@@ -79,7 +79,7 @@ def _each(value: Any, declared: Any) -> bool:
         return False
     try:
         return all(mismatch(one, declared) is None for one in value)
-    except TypeError:  # an array of no dimension has a length it cannot tell
+    except TypeError:  # an array of no dimension has no length
         return False
 
 

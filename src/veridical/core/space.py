@@ -1,6 +1,6 @@
 """What a feature is: a pixel, a patch, a superpixel, a time step, a token, a column, a concept, a switch.
 
-One idea covers them all: a *label map* that tells for every element of an input which feature it belongs
+One idea covers them all: a *label map* that says for every element of an input which feature it belongs
 to. Pixels share a label over colour channels, patches over a block, column groups over the columns of one
 category. Masks are made over features and expanded to elements; maps are made over elements and pooled.
 """

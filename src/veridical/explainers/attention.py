@@ -63,15 +63,15 @@ class AttentionWeights(TorchFunctionMode):
 class _AttentionExplainer(Explainer):
     """Base: attention weights of Hugging Face's models, nn.MultiheadAttention, or attention written out.
 
-    `reading` says which row of the final matrix tells how much the answer draws on each token. By default the
-    rows are those that the answer reads of the last layer, told by its gradient: the first token (BERT, ViT),
+    `reading` says which row of the final matrix shows how much the output draws on each token. By default the
+    rows are those that the output reads of the last layer, by its gradient: the first token (BERT, ViT),
     the last one (GPT, Llama) or all of them ("mean"); the provenance says which; anything else is refused.
     On images the tokens of the patches are laid over the input. On prompts the rows are those at which the
     judged tokens of the answer are predicted, and the values of a unit's tokens are added up.
     """
 
     reading: Reading = "auto"
-    """The tokens whose row is read: "first", "last", "mean" over all; "auto": those the answer reads."""
+    """The tokens whose row is read: "first", "last", "mean" over all; "auto": those the output reads."""
     modalities: ClassVar[frozenset[str]] = frozenset({"text", "image", "series", "units"})
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
 
@@ -86,7 +86,7 @@ class _AttentionExplainer(Explainer):
         if not task.predictor.differentiable and not asks_prompts(task):
             return "it reads the attention weights of a torch module, and this model is a plain function"
         if task.modality == "units" and not asks_prompts(task):
-            return "attention tells what tokens draw on; the units of this task are inside the model"
+            return "attention is between tokens; the units of this task are inside the model"
         return _refusal(task.reference, self)
 
     def _refusal(self, task: Task) -> str | None:
@@ -213,7 +213,7 @@ def run(task: Task, grad: bool) -> tuple[Tensor, list[Tensor]]:
 
 
 def _read_of(task: Task) -> str:
-    """Which tokens of the last layer the answer reads: those whose attention its gradient goes through."""
+    """Which tokens of the last layer the output reads: those whose attention its gradient goes through."""
     outputs, weights = run(task, grad=True)
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(selected(outputs, task.targets).sum(), weights[-1])
@@ -228,7 +228,7 @@ def _read_of(task: Task) -> str:
         return "mean"
     seen = read[0].nonzero().reshape(-1).tolist()
     raise NotApplicableError(
-        f"the answer reads the last layer at tokens {seen}, which is neither the first, the last nor all of "
+        f"the output reads the last layer at tokens {seen}, which is neither the first, the last nor all of "
         "them; say which row to read with reading=..."
     )
 

@@ -51,7 +51,7 @@ class Cam(Explainer):
         if reason is not None:
             return reason
         if task.modality == "series" and task.space.valid is not None:
-            return "it lays a layer's grid over a whole series and cannot tell padding; give equal lengths"
+            return "it lays a layer's grid over a whole series and cannot see padding; give equal lengths"
         if self.layer is None:
             return last_maps(task).refusal
         found = last_maps(task).shapes
@@ -450,7 +450,7 @@ def _place(task: Task) -> Place:
     elif seen.lost or (seen.transformer and seen.behind):
         refusal = (
             "its tokens are not laid as rows x (at most 2 others, then the patches) x size (are there "
-            "registers, a class token behind, or places before rows?), so that their grid cannot be told"
+            "registers, a class token behind, or places before rows?), so that their grid is not known"
         )
     elif seen.last is None:
         refusal = (

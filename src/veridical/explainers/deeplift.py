@@ -97,7 +97,7 @@ def _records(task: Task, starts: Tensor, context: Context) -> Iterator[Record]:
 
 
 def _each(task: Task, starts: Tensor, most: int) -> list[Record]:
-    """What the model does at each baseline, `most` at a time; the first, alone, tells how rows lie."""
+    """What the model does at each baseline, `most` at a time; the first, alone, shows how rows lie."""
     first = _recorded(task, starts[:1])
     out = [first]
     for rows in starts[1:].split(most) if len(starts) > 1 else ():

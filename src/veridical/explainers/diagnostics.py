@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from veridical.core.space import Space
 
 TOLERANCE = 0.05
-"""The share of the expected sum beyond which a map is said to miss completeness."""
+"""The share of the expected sum beyond which a map misses completeness."""
 CANCELLING = 1e6
 """How many times the expected sum a map's values may amount to: beyond it they say nothing."""
 MIN_SUM = 0.01
@@ -214,7 +214,7 @@ def notes(explanations: Mapping[str, Any]) -> list[str]:
 class ConstantMaps:
     """Which samples of a task a method gives a constant map.
 
-    Metrics that judge methods explain again and again; the first map of a sample is that of its untouched
+    Metrics of methods explain again and again; the first map of a sample is that of its untouched
     input, and the one that counts.
     """
 

@@ -91,7 +91,7 @@ FEWEST_CELLS = 9
 
 
 USUAL_MASKS = 512
-"""Masked inputs that methods which draw evaluate of a sample unless told otherwise."""
+"""Masked inputs that methods which draw evaluate of a sample by default."""
 
 
 def usual_repeats(features: int, least: int, most: int) -> int:

@@ -1,4 +1,4 @@
-"""Which methods lead: those that cannot be told from the best one."""
+"""Which methods lead: those whose difference from the best one may be chance."""
 
 from __future__ import annotations
 

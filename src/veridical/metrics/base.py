@@ -50,7 +50,7 @@ class AnyMetric(Settings):
     category: ClassVar[str] = ""
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = ""
-    """The question it answers, in one line."""
+    """What it measures, as a question in one line."""
     assumes: ClassVar[str] = ""
     misleads: ClassVar[str] = ""
     paper: ClassVar[str] = ""

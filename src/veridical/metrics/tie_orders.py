@@ -17,7 +17,7 @@ TIE_VARIANCE = "variance of tie orders"
 """The detail that says how far a score moves between rankings that agree with its map."""
 TIES_DECIDE = "ties decide: the score moves between rankings that agree with the map"
 _DECIDES = 0.05
-"""Standard deviation between rankings, as a share of the score, from which ties are said to decide it."""
+"""Standard deviation between rankings, as a share of the score, from which ties decide it."""
 
 
 def ties_decide(values: Tensor, variance: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def why_no_near_rows(task: MaskedTask) -> str | None:
     if task.modality == "table":
         return None
     if task.modality != "image":
-        return f"what is near a {task.modality} is not told by the distance of its elements"
+        return f"what is near a {task.modality} does not follow from the distance of its elements"
     far = _relative_distance(task)
     if not far <= FARTHEST:
         return f"the nearest reference rows are {far:.0%} as far away as any others, so none is near"

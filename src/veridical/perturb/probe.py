@@ -74,7 +74,7 @@ def probe(
     Returns
     -------
     Tensor
-        Responses (N, M) in float64; (N, M + 1), (N, M, C) or (N, M, 2C) as said above.
+        Responses (N, M) in float64; (N, M + 1), (N, M, C) or (N, M, 2C) as above.
 
     Raises
     ------

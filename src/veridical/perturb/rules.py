@@ -36,7 +36,7 @@ class Signed(MaskRule, Protocol):
 
 
 def is_signed(rule: MaskRule) -> TypeGuard[Signed]:
-    """Whether a rule tells which of its masks must tie."""
+    """Whether a rule knows which of its masks must tie."""
     # `isinstance` with a protocol takes longer than the operations it would decide about
     return hasattr(rule, "signature")
 

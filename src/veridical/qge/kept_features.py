@@ -37,7 +37,7 @@ class KeptFeatures(RankingMetric):
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Do the most relevant features alone keep the response up?"
-    assumes: ClassVar[str] = "inputs with few features left are still inputs the model can judge"
+    assumes: ClassVar[str] = "inputs with few features left are still like those the model was trained on"
     misleads: ClassVar[str] = "when the fill itself looks like a class, or masking is out of distribution"
     paper: ClassVar[str] = "Eiras-Franco et al. 2025 (QGE), eq. 6"
     ranks_only: ClassVar[bool] = True

@@ -97,7 +97,7 @@ def _changes(audit: Audit) -> list[str]:
         )
     near = [place.explainer for place in verdict.ranking if place.status == "not decided" and place.needed]
     if near:
-        sentences.append(f"More samples would decide {joined(near)}, as said above.")
+        sentences.append(f"More samples would decide {joined(near)}, as above.")
     dear = [name for name, why in audit.skipped_explainers.items() if "budget" in why]
     if dear:
         sentences.append(f"A larger budget: {joined(dear)} could not be tried.")

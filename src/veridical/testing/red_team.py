@@ -1,6 +1,6 @@
 """The red team: explainers that cheat, to see whether a verdict on your own task is fooled by them.
 
-Each map looks convincing somewhere and none tells which features this model used. One function per cheat,
+Each map looks convincing somewhere and none shows which features this model used. One function per cheat,
 `(task, key) -> (N, V)`; its docstring says how it cheats.
 """
 
@@ -102,7 +102,7 @@ AVERAGED = 256
 
 
 def input_copy(task: Task, key: Key) -> Tensor:
-    """Shows the input itself, |x| (of a text: how rare each token is), and never asks the model."""
+    """Shows the input itself, |x| (of a text: how rare each token is), and never evaluates the model."""
     return unusual(task) if is_tokens(task) else task.space.pool(task.inputs.double().abs())
 
 
@@ -162,7 +162,7 @@ def constant(task: Task, key: Key) -> Tensor:
 
 
 def label_leak(task: Task, key: Key) -> Tensor:
-    """One feature, whose number is that of the explained class, and nothing else: it tells the answer."""
+    """One feature, whose number is that of the explained class, and nothing else: it gives the class away."""
     place = task.targets % task.space.n_features
     return torch.nn.functional.one_hot(place, task.space.n_features).double()
 
@@ -250,7 +250,7 @@ def _projected(task: Task) -> Tensor:
 
 
 def _certainty(task: Task) -> Tensor:
-    """How sure the model is of its answer, 0 at chance and 1 beyond doubt; 1 for a regression."""
+    """How sure the model is of its prediction, 0 at chance and 1 beyond doubt; 1 for a regression."""
     outputs = task.predictor.outputs(task.inputs, task.side).double()
     if task.n_outputs == 1:
         return torch.ones(len(task), dtype=torch.float64, device=task.device)

@@ -30,7 +30,7 @@ class Explanation:
     """Relevance `values` (N, V) over a `space`, for the outputs `targets`, made by `explainer`.
 
     `order` (N, V) ranks the features from least to most relevant: the stable argsort of the values, valid
-    features first, unless it is given. It travels with the map, since values alone cannot tell tied features
+    features first, unless it is given. It travels with the map, since values alone cannot order tied features
     apart once they have been re-assigned (an inverse of an inverse would not return to where it began).
 
     A map must be finite, or NaN throughout to say that a sample could not be explained.
@@ -42,13 +42,13 @@ class Explanation:
     ids: Tensor
     explainer: str = "given"
     given_order: Tensor | None = None
-    """The order, where the values alone do not tell it; None: sorted when it is first read."""
+    """The order, where the values alone do not decide it; None: sorted when it is first read."""
     cost: Cost = field(default_factory=Cost)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = field(init=False)
     """Whether every sample could be explained; known from the check of the values."""
     given_tied: Tensor | None = None
-    """The ties along the order, where the values alone do not tell them."""
+    """The ties along the order, where the values alone do not decide them."""
     draw_ids: Tensor = None  # type: ignore[assignment]
     """What keys the draws of each sample: a digest of its input; its id where that is not known."""
     error: Tensor | None = None

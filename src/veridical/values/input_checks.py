@@ -163,7 +163,7 @@ def home_of(model: Any, device: torch.device | str | None) -> tuple[torch.device
     dtype = held[0].dtype if held else None
     if dtype in (torch.float16, torch.bfloat16):
         warn(
-            f"the model computes in {dtype}, which tells responses apart to about three digits; ties are "
+            f"the model computes in {dtype}, which separates responses to about three digits; ties are "
             "counted on that grid. model.float() gives sharper scores"
         )
         dtype = getattr(model, "gate_dtype", dtype)

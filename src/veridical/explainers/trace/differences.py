@@ -278,7 +278,7 @@ def _beside(z0: Tensor, z: Tensor) -> bool:
 
 
 def apart(together: Record, first: Record, count: int) -> list[Record]:
-    """The records of single rows in one of `count` of them; `first`, of one row, tells how these lie."""
+    """The records of single rows in one of `count` of them; `first`, of one row, shows how these lie."""
     out: list[Record] = [[] for _ in range(count)]
     for at, (name, values) in enumerate(together):
         then, known = first[at] if at < len(first) else ("", ())

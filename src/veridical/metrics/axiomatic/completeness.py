@@ -51,7 +51,7 @@ class Completeness(Metric):
     name: ClassVar[str] = "completeness"
     category: ClassVar[str] = "axiomatic"
     direction: ClassVar[Direction] = Direction.LOWER
-    summary: ClassVar[str] = "Does the relevance add up to the change of the model's answer?"
+    summary: ClassVar[str] = "Does the relevance add up to the change of the model's output?"
     assumes: ClassVar[str] = "the map is meant to add up, in the units of the logits"
     misleads: ClassVar[str] = "only the sum counts, so the right sum in the wrong places is perfect"
     paper: ClassVar[str] = "Sundararajan et al. 2017"

@@ -49,7 +49,7 @@ class NonSensitivity(Metric):
     category: ClassVar[str] = "axiomatic"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Do exactly the features that the model ignores have no relevance?"
-    assumes: ClassVar[str] = "a feature that never changes the answer alone is ignored"
+    assumes: ClassVar[str] = "a feature that never changes the output alone is ignored"
     misleads: ClassVar[str] = (
         "it counts the smallest dependence like the largest; redundant features look ignored"
     )

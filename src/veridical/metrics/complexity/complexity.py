@@ -23,7 +23,7 @@ class Complexity(Metric):
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Over how many features is the map spread?"
     assumes: ClassVar[str] = "a short explanation is a good one"
-    misleads: ClassVar[str] = "always, as a measure of truth: it never asks the model"
+    misleads: ClassVar[str] = "always, as a measure of truth: it never runs the model"
     paper: ClassVar[str] = "Bhatt et al. 2020; MetaQuantus eq. 23"
     permutation_invariant: ClassVar[bool] = True
 

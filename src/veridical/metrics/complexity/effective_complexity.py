@@ -37,7 +37,7 @@ class EffectiveComplexity(Metric):
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "How many features have any relevance to speak of?"
     assumes: ClassVar[str] = "relevance below the threshold says nothing"
-    misleads: ClassVar[str] = "always, as a measure of truth: it never asks the model; the threshold decides"
+    misleads: ClassVar[str] = "always, as a measure of truth: it never runs the model; the threshold decides"
     paper: ClassVar[str] = "Nguyen and Martinez 2020"
     permutation_invariant: ClassVar[bool] = True
 

@@ -23,7 +23,7 @@ class Sparseness(Metric):
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Is the map carried by few features?"
     assumes: ClassVar[str] = "a short explanation is a good one"
-    misleads: ClassVar[str] = "always, as a measure of truth: it never asks the model"
+    misleads: ClassVar[str] = "always, as a measure of truth: it never runs the model"
     paper: ClassVar[str] = "Chalasani et al. 2020; MetaQuantus eq. 22"
     permutation_invariant: ClassVar[bool] = True
 

@@ -29,7 +29,7 @@ class Deletion(RankingMetric):
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "How soon does the response collapse when the most relevant is deleted?"
-    assumes: ClassVar[str] = "inputs with deleted features are still inputs the model can judge"
+    assumes: ClassVar[str] = "inputs with deleted features are still like those the model was trained on"
     misleads: ClassVar[str] = "on maps of isolated pixels: speckled deletion breaks any classifier"
     paper: ClassVar[str] = "Petsiuk et al. 2018"
     ranks_only: ClassVar[bool] = True

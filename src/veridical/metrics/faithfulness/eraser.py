@@ -60,7 +60,7 @@ class Comprehensiveness(_Eraser):
     name: ClassVar[str] = "comprehensiveness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Is the response lost without the most relevant tokens?"
-    assumes: ClassVar[str] = "a text with tokens replaced by the fill is one the model can judge"
+    assumes: ClassVar[str] = "a text with tokens replaced by the fill is like those the model was trained on"
     misleads: ClassVar[str] = "when the fill token itself moves the response, or evidence is redundant"
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
@@ -80,7 +80,7 @@ class TextSufficiency(_Eraser):
     name: ClassVar[str] = "text_sufficiency"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Are the most relevant tokens alone enough for the response?"
-    assumes: ClassVar[str] = "a text of a few tokens among fills is one the model can judge"
+    assumes: ClassVar[str] = "a text of a few tokens among fills is like those the model was trained on"
     misleads: ClassVar[str] = "when an almost empty text already gets the explained class"
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:

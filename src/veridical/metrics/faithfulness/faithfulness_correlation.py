@@ -1,4 +1,4 @@
-"""Faithfulness correlation: does the relevance of a random subset tell how far the response falls?"""
+"""Faithfulness correlation: does the relevance of a random subset predict the fall of the response?"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FaithfulnessCorrelation(Metric):
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Does summed relevance predict how far the response falls?"
-    assumes: ClassVar[str] = "relevance adds up over features, and masked inputs can be judged"
+    assumes: ClassVar[str] = "relevance adds up over features, and masked inputs are like training inputs"
     misleads: ClassVar[str] = "on models with strong interactions; with few runs it is noisy"
     paper: ClassVar[str] = "Bhatt et al. 2020; GEF eq. 24"
 

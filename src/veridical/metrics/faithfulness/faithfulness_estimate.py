@@ -1,4 +1,4 @@
-"""Faithfulness estimate: does a feature's relevance tell how far the response falls without it?"""
+"""Faithfulness estimate: does a feature's relevance predict the fall of the response without it?"""
 
 from __future__ import annotations
 

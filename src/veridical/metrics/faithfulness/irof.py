@@ -37,7 +37,7 @@ class Irof(RegionMetric):
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "How soon does the response fall when whole segments are removed?"
-    assumes: ClassVar[str] = "segments hold what belongs together, and masked inputs can be judged"
+    assumes: ClassVar[str] = "segments hold what belongs together, and masked inputs are like training inputs"
     misleads: ClassVar[str] = "where segments cut through objects; scores of two segmentations differ"
     paper: ClassVar[str] = "Rieger and Hansen 2020"
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})

@@ -26,7 +26,7 @@ class Monotonicity(RankingMetric):
     """Whether the response never falls while features are put back, the least relevant first: 1 or 0.
 
     It begins with nothing left of the input: 1 if y_{k+1} >= y_k for every step k, else 0. The share of steps
-    that do not fall still tells maps apart on large inputs (it is always kept as the detail "rising").
+    that do not fall still separates maps on large inputs (it is always kept as the detail "rising").
     Undefined where the response never moves.
     """
 

@@ -43,7 +43,7 @@ class PixelFlipping(RankingMetric):
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Does the response fall fast when features are removed by relevance?"
-    assumes: ClassVar[str] = "inputs with removed features are still inputs the model can judge"
+    assumes: ClassVar[str] = "inputs with removed features are still like those the model was trained on"
     misleads: ClassVar[str] = "when the fill itself looks like a class, or masking is out of distribution"
     paper: ClassVar[str] = "Bach et al. 2015; GEF eq. 25"
     ranks_only: ClassVar[bool] = True

@@ -44,7 +44,7 @@ class RegionPerturbation(RegionMetric):
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "How far does the response fall over the first regions removed?"
-    assumes: ClassVar[str] = "relevance adds up over a region, and masked inputs can be judged"
+    assumes: ClassVar[str] = "relevance adds up over a region, and masked inputs are like training inputs"
     misleads: ClassVar[str] = "when evidence is finer than a region, or signed relevance cancels inside it"
     paper: ClassVar[str] = "Samek et al. 2017; GEF eq. 26, with y_0 - y_k"
 

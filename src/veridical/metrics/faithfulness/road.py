@@ -20,7 +20,7 @@ class Road(RankingMetric):
     """The share of removal levels at which the explained class is still predicted (remove and debias).
 
     At each of `shares` the most relevant features are replaced by noisy linear imputation: every removed
-    pixel the weighted mean of its neighbours, plus a little noise, so that the mask itself tells the model
+    pixel the weighted mean of its neighbours, plus a little noise, so that the mask itself shows the model
     nothing. Averaged over samples, the curve is ROAD's accuracy at each level. With `order="lerf"` higher is
     better.
     """
@@ -38,7 +38,7 @@ class Road(RankingMetric):
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Does the prediction change when the relevant is removed without a trace?"
-    assumes: ClassVar[str] = "a pixel's surroundings predict it, so that filling it in removes what it told"
+    assumes: ClassVar[str] = "a pixel's surroundings predict it, so that filling it in removes what it shows"
     misleads: ClassVar[str] = "on thin or scattered maps, whose pixels the surroundings give away again"
     paper: ClassVar[str] = "Rong et al. 2022"
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})

@@ -31,7 +31,7 @@ class Selectivity(RegionMetric):
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.LOWER
     summary: ClassVar[str] = "Does the response fall fast when regions are removed by relevance?"
-    assumes: ClassVar[str] = "relevance adds up over a region, and masked inputs can be judged"
+    assumes: ClassVar[str] = "relevance adds up over a region, and masked inputs are like training inputs"
     misleads: ClassVar[str] = "when evidence is finer than a region, or signed relevance cancels inside it"
     paper: ClassVar[str] = "Montavon et al. 2018"
 

@@ -1,4 +1,4 @@
-"""Sensitivity-n: over subsets of every size, does summed relevance tell how far the response falls?"""
+"""Sensitivity-n: over subsets of every size, does summed relevance predict the fall of the response?"""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SensitivityN(Metric):
     category: ClassVar[str] = "faithfulness"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "Does summed relevance predict the fall at every subset size?"
-    assumes: ClassVar[str] = "relevance adds up over features, and masked inputs can be judged"
+    assumes: ClassVar[str] = "relevance adds up over features, and masked inputs are like training inputs"
     misleads: ClassVar[str] = "at large sizes, where all random subsets destroy the input alike"
     paper: ClassVar[str] = "Ancona et al. 2018"
 

@@ -21,7 +21,7 @@ class AttributionLocalisation(LocalisationMetric):
     """mu = R_in / R_total of the positive relevance; with `weighted`, mu_w = mu * V / |object|.
 
     Unweighted it equals `relevance_mass_accuracy`, which is here defined on the positive part too. The
-    weighted ratio tells how much denser relevance is on the object than over all: 1 for a uniform map, and
+    weighted ratio says how much denser relevance is on the object than over all: 1 for a uniform map, and
     up to V / |object|.
     """
 

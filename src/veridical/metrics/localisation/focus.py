@@ -42,7 +42,7 @@ class Focus(LocalisationMetric):
     name: ClassVar[str] = "focus"
     direction: ClassVar[Direction] = Direction.HIGHER
     summary: ClassVar[str] = "On a mosaic, does relevance lie on the pictures of the explained class?"
-    assumes: ClassVar[str] = "the model judges a mosaic as it judges its pictures"
+    assumes: ClassVar[str] = "the model treats a mosaic as it treats its pictures"
     misleads: ClassVar[str] = "mosaics are out of distribution; two classes may share what is seen"
     paper: ClassVar[str] = "Arias-Duart et al. 2022"
     modalities: ClassVar[frozenset[str]] = frozenset({"image"})

@@ -1,4 +1,4 @@
-"""Localisation AUC: does relevance tell the object's features from the others?"""
+"""Localisation AUC: does relevance separate the object's features from the others?"""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class LocalisationAuc(LocalisationMetric):
     """The area under the ROC curve of the map as a detector of the object's features.
 
     P(e_i > e_j) + P(e_i = e_j) / 2 for i on the object and j off it. Tied features share their rank: a map
-    that gives them the same relevance tells nothing about which comes first, so a constant map scores 0.5.
+    that gives them the same relevance does not say which comes first, so a constant map scores 0.5.
     """
 
     name: ClassVar[str] = "localisation_auc"
     direction: ClassVar[Direction] = Direction.HIGHER
-    summary: ClassVar[str] = "Does relevance tell the object's features from the others?"
+    summary: ClassVar[str] = "Does relevance separate the object's features from the others?"
     assumes: ClassVar[str] = "every feature of the object matters more than any other"
     misleads: ClassVar[str] = "where the object is small, thousands of false alarms hardly lower it"
     paper: ClassVar[str] = "Fawcett 2006"

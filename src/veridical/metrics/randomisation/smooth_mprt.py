@@ -24,7 +24,7 @@ class SmoothMprt(LayerRandomisation):
     """
 
     order: Order = "bottom_up"
-    """Which layers go first; from the input upwards unless said otherwise (GEF eq. 31)."""
+    """Which layers go first; from the input upwards by default (GEF eq. 31)."""
     noise_draws: Count = 10
     """Noisy inputs per sample, the same for every model; published programs take 50."""
     noise_level: NotNegative = 0.1
@@ -33,7 +33,7 @@ class SmoothMprt(LayerRandomisation):
     version: ClassVar[int] = 2
     summary: ClassVar[str] = "Does the denoised map change when the model's layers are randomised?"
     assumes: ClassVar[str] = "averaging over noisy inputs removes noise of the map and nothing else"
-    misleads: ClassVar[str] = "as MPRT, less its reward for noisy maps; it judges the averaged method"
+    misleads: ClassVar[str] = "as MPRT, less its reward for noisy maps; it scores the averaged method"
     paper: ClassVar[str] = "Hedström et al. 2024; GEF eq. 31"
 
     def inapplicable_reason(self, task: Task) -> str | None:

@@ -21,7 +21,7 @@ class RelativeOutputStability(RelativeStability):
     """
 
     name: ClassVar[str] = "relative_output_stability"
-    summary: ClassVar[str] = "Does the map change more than the model's answer?"
+    summary: ClassVar[str] = "Does the map change more than the model's output?"
     misleads: ClassVar[str] = (
         "the change of logits is absolute, so models of larger logits look more stable; zeros in maps "
         "change by an amount that epsilon sets"
