@@ -134,7 +134,7 @@ class Finetuned(Settings):
     @property
     def weights(self) -> Mapping[str, Tensor]:
         """The fine-tuned state of the model, parameters and buffers."""
-        return {name: value for name, value in self._content[0].items() if name != ROW_DIGESTS}
+        return {name: value for name, value in self.tensors.items() if name != ROW_DIGESTS}
 
     @property
     def _content(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -186,25 +186,14 @@ def explanation_size(
     key = Key(seed) / "explanation size"
     # betas that allow the same counts ask the same
     distinct = {tuple(budget(n, b).tolist()): b for b in reversed(swept)}.values()
+    asked: dict[str, Any] = {"levels": sizes, "alpha": alpha, "draws": draws, "signs": ("plus",), "key": key}
     each = {}
     for b in track(sorted(distinct, reverse=True), "explanation size", progress):
-        found = measure(
-            evaluator,
-            maps,
-            about.truth,
-            levels=sizes,
-            alpha=alpha,
-            beta=b,
-            draws=draws,
-            signs=("plus",),
-            key=key,
-        )
+        found = measure(evaluator, maps, about.truth, beta=b, **asked)
         each[b] = found["plus"].probability.double().cpu()
     limits = {b: float((budget(n, b) / n).mean()) / alpha for b in each}
-    curves, grid = (
-        {b: falls.nanmean(0) for b, falls in each.items()},
-        torch.tensor(tuple(sizes), dtype=torch.float64),
-    )
+    curves = {b: falls.nanmean(0) for b, falls in each.items()}
+    grid = torch.tensor(tuple(sizes), dtype=torch.float64)
     onsets = {b: float(fall_onset(grid, curve[None], limits[b])[0]) for b, curve in curves.items()}
     estimate, interval, answer = read_curves(each, limits, onsets, sizes, resamples, key)
     pairs = {b: (limits[b], onsets[b]) for b in each}

@@ -280,8 +280,9 @@ def _exactly(
 ) -> _Found:
     """Count all rankings through their subsets, for every ranking that agrees with a map."""
     explanation, key, places = rankings.explanation, rankings.key, places_of(task)
-    names = ("quality", "inverse", "percentile", "low", "high", "best", "worst")
-    columns = {name: torch.full((len(task),), torch.nan, dtype=torch.float64) for name in names}
+    names = "quality inverse percentile low high best worst variance_ratio".split()
+    table = torch.full((len(names), len(task)), torch.nan, dtype=torch.float64)
+    columns = dict(zip(names, table, strict=True))
     sample = torch.empty(len(task), draws, dtype=torch.float64)
     how = ["exact"] * len(task)
     forward = _flips_least_relevant_first(rankings.metric, task)
@@ -305,10 +306,7 @@ def _exactly(
             how[row] = "exact" if complete else "ties drawn"
             middle = float(share.mean())
             ends = (max(0.0, middle - half), min(1.0, middle + half))
-            numbers = (float(quality.mean()), float(inverse.mean()), middle, *ends)
-            for name, value in zip(names, numbers, strict=False):
-                columns[name][row] = value
-    columns["variance_ratio"] = torch.full_like(columns["best"], torch.nan)
+            table[:5, row] = table.new_tensor([float(quality.mean()), float(inverse.mean()), middle, *ends])
     there = {name: column.to(task.device) for name, column in columns.items()}
     return there, sample.to(task.device), tuple(how)
 
@@ -336,9 +334,8 @@ def _sampled(task: Task, rankings: MapRankings, draws: int, level: float) -> _Fo
         near = tie_tolerance(part, each[plain], sample[plain])
         numbers[:, plain] = _summary(places(sample[plain], each[plain], near), drawn[plain], level, False)
     columns = dict(zip(("percentile", "low", "high"), numbers, strict=True))
-    unknown = torch.full_like(ratio, torch.nan)
-    columns |= {"variance_ratio": ratio, "best": unknown, "worst": unknown}
-    columns |= {"quality": each.nanmean(-1), "inverse": inverse.nanmean(-1)}
+    columns |= {"variance_ratio": ratio, "quality": each.nanmean(-1), "inverse": inverse.nanmean(-1)}
+    columns |= dict.fromkeys(("best", "worst"), torch.full_like(ratio, torch.nan))
     return columns, sample, tuple("plain" if worse else "antithetic" for worse in (ratio > 1).tolist())
 
 

@@ -17,7 +17,6 @@ from veridical.core.progress import track
 from veridical.core.settings import checked
 from veridical.errors import InputError
 from veridical.functional import average_ranks, kendall_tau_b, pearson
-from veridical.functional.devices import at_a_time
 from veridical.metrics.base import Metric
 from veridical.models.context import Context
 from veridical.models.cost import Cost
@@ -30,9 +29,6 @@ from veridical.values.task import Task
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-
-_DRAWN_AT_ONCE = 2**16
-"""Draws of so many rows stay in a processor's cache; each row's are its own, however they are cut."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -253,12 +249,9 @@ def transforms_of(scores: RankingScores, key: Key, draws: int) -> Iterator[Tenso
     """
     quality = scores.scores
     yield scores.gaps
-    total = torch.zeros_like(quality)
-    at_once = at_a_time(quality, _DRAWN_AT_ONCE, len(quality))
-    ids = torch.arange(len(quality), device=quality.device).split(at_once)
+    total, ids = torch.zeros_like(quality), torch.arange(len(quality), device=quality.device)
     for k in range(draws):
-        for some, part in zip(ids, total.split(at_once), strict=True):
-            part += quality[keyed.integers(key / "rankings", some, k, 1, len(quality))[:, 0]]
+        total += quality[keyed.integers(key / "rankings", ids, k, 1, len(quality))[:, 0]]
         yield quality - total / (k + 1)
 
 

@@ -6,7 +6,6 @@ Both lie possibly deep inside a metric (`qge:ffid_plus` wraps one), so the metri
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -47,24 +46,17 @@ def _facts(part: Any, seed: int) -> dict[str, Any] | None:
     return None
 
 
-def prepare(
-    facts: Mapping[str, Any], metric: AnyMetric, task: Task, hash: str, scratch: Path | None
-) -> bytes:
-    """Make what a metric needs from a whole task that nothing has touched, as the content of a file.
-
-    In `scratch` a fine-tuning that was killed goes on where it was.
-    """
+def prepare(facts: Mapping[str, Any], metric: AnyMetric, task: Task, hash: str) -> bytes:
+    """Make what a metric needs from a whole task that nothing has touched, as the content of a file."""
     if facts["kind"] == PATH:
         for part in inside(metric):
             if isinstance(part, GEF) and _facts(part, facts["seed"]) == facts:
                 part.noise_path(task, Key(facts["seed"]))
         kept = {label: path.to_json() for label, path in task.estimates.items()}
         return files.pack_tensors(PATH, {}, {"data": kept}, hash)
-    work = (scratch or Path(_own_folder().name)) / f"{hash}.work"
-    artefact = finetune(task, beta=facts["beta"], cache=work, progress=False)
-    content = files.pack_tensors(KIND, artefact.tensors, artefact.header, hash)
-    shutil.rmtree(work, ignore_errors=True)
-    return content
+    with tempfile.TemporaryDirectory(prefix="veridical-") as folder:
+        artefact = finetune(task, beta=facts["beta"], cache=folder, progress=False)
+        return files.pack_tensors(KIND, artefact.tensors, artefact.header, hash)
 
 
 def equipped(metric: M, task: Task, hash: str, facts: Mapping[str, Any], source: Path | bytes) -> M:

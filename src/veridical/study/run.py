@@ -286,8 +286,7 @@ class _Run:
             name = place("prepare" if need in prepared else "explain", need)
             with suppress(FileNotFoundError):
                 files[need] = self.store.read(name) if where is None else where / name
-        scratch = None if where is None else where / FOLDERS["prepare"]
-        return Work(job, self.how, prepared, files, self.allow_code, scratch)
+        return Work(job, self.how, prepared, files, self.allow_code)
 
     # --- what became of them ------------------------------------------------------------------------
 

@@ -39,8 +39,7 @@ class Work:
     """A job with all that a worker needs for it.
 
     The plan's axes may be left out. `prepared` says what is prepared under which hash. `files` are the
-    results of the jobs that it needs, by hash: as paths, or as bytes for workers elsewhere. In `scratch` a
-    long preparation that was killed goes on.
+    results of the jobs that it needs, by hash: as paths, or as bytes for workers elsewhere.
     """
 
     job: StudyJob
@@ -48,7 +47,6 @@ class Work:
     prepared: Mapping[str, Mapping[str, Any]]
     files: Mapping[str, Path | bytes]
     allow_code: bool
-    scratch: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def _prepare(work: Work) -> tuple[bytes, Cost]:
     assert metric is not None
     before = task.predictor.meter.cost
     made = make_metric(metric.choice, work.allow_code)
-    content = prepare(work.job.facts, made, task, work.job.hash, work.scratch)
+    content = prepare(work.job.facts, made, task, work.job.hash)
     return content, task.predictor.meter.cost - before
 
 
