@@ -112,17 +112,17 @@ def prepare_photo_parts(place: Path) -> None:
 
 
 def prepare_hundred(place: Path) -> None:
-    """What the head of EfficientNet-lite0 reads of CIFAR's photos, at 128 pixels."""
+    """What the head of EfficientNet-lite0 reads of CIFAR's photos, at 96 pixels."""
     from veridical.data.embedded import efficientnet
 
     model, arrays = efficientnet(), {}
-    for part, rows in (("train", 10_000), ("test", 2_000)):
+    for part, rows in (("train", 5_000), ("test", 1_000)):
         images = data.images(part, rows)[0]
         plain = (images * data.STD[:, None, None] + data.MEAN[:, None, None]) * 255
         found = []
         with torch.no_grad():
             for some in ((plain - 127) / 128).split(50):
-                large = torch.nn.functional.interpolate(some, (128, 128), mode="bilinear", antialias=True)
+                large = torch.nn.functional.interpolate(some, (96, 96), mode="bilinear", antialias=True)
                 found.append(model.top(model.blocks(model.stem(large))).mean((2, 3)).half().numpy())
         arrays[part] = np.concatenate(found)
     weight, bias = model.head.weight.detach().half().numpy(), model.head.bias.detach().numpy()

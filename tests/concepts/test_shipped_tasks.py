@@ -24,7 +24,9 @@ def test_places_tokens_and_pixels_are_reached_in_one_call() -> None:
     task = vd.tasks.load("colour_digits_cnn", samples=12)
     parts = vd.concepts.split(task)
     assert parts.test(spatial=True).values.shape == (12, 49, 64)
-    concepts = vd.concepts.PCA(2).fit(parts.train(), parts.head)
+    concepts = vd.concepts.ICE(2).fit(parts.train(), parts.head)
+    each = vd.concepts.judge(concepts, parts.test(spatial=True), parts.head, positions="each")
+    assert each.mae != vd.concepts.judge(concepts, parts.test(), parts.head).mae
     curve = pixel_deletion(concepts, parts, task.inputs)
     assert bool((curve.values >= 0).all())
     tokens = vd.concepts.split(

@@ -12,7 +12,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from veridical.dictionaries import BatchTopK, Dictionary, ReLU, Superposition, TopK, load, save, train
+from veridical.dictionaries import (
+    BatchTopK,
+    Bench,
+    Dictionary,
+    ReLU,
+    Superposition,
+    TopK,
+    judge_one,
+    load,
+    save,
+    train,
+)
 from veridical.errors import FormatError
 
 ROWS = Superposition(features=16, dimensions=8, active=2.0, groups=2).rows(100)
@@ -180,7 +191,11 @@ def test_a_pursuit_is_saved_judged_and_taken_greedily(tmp_path: Path) -> None:
     """Row by row: the atom of the largest product, until what is left is short."""
     zeros = torch.zeros(16)
     own = Dictionary(W["d"], zeros, W["d"], torch.zeros(8), "pursuit", steps=5, left=0.2, repeats=True)
-    assert torch.equal(load(save(own, tmp_path / "p.safetensors")).encode(ROWS), own.encode(ROWS))
+    again = load(save(own, tmp_path / "p.safetensors"))
+    assert torch.equal(again.encode(ROWS), own.encode(ROWS))
+    world = Superposition(features=16, dimensions=8, active=2.0, groups=2)
+    standing = judge_one(again, Bench.planted(world, 64, 128, labels=4), entries={})
+    assert {"gef", "tpp", "loss recovered", "surf", "disentanglement"} <= set(standing.values)
     for row, codes in zip(ROWS[:10], own.encode(ROWS[:10]), strict=True):
         left, expected = row.clone(), zeros.clone()
         for _ in range(5):

@@ -17,9 +17,8 @@ from veridical.concepts.materials import crop_embeddings, segment_embeddings
 from veridical.concepts.measures import ErrorSplit, Judgement, error_split, ice_eval, judge
 from veridical.concepts.methods.base import ConceptMethod, ConceptVectors
 from veridical.concepts.methods.cshap import ConceptSHAP
-from veridical.concepts.methods.decompositions import CDISCO, CRAFT, ICA, ICE, NMF, PCA, KMeans
+from veridical.concepts.methods.decompositions import CDISCO, CRAFT, ICA, ICE, NMF, PCA, SAE, KMeans
 from veridical.concepts.methods.mcd import HUMCD, MCD
-from veridical.concepts.methods.sae import SAE
 from veridical.concepts.plots import concept_grid
 from veridical.concepts.sanity_check import (
     SanityTable,

@@ -2,9 +2,8 @@
 
 from veridical.concepts.methods.base import ConceptMethod
 from veridical.concepts.methods.cshap import ConceptSHAP
-from veridical.concepts.methods.decompositions import CDISCO, CRAFT, ICA, ICE, NMF, PCA, KMeans
+from veridical.concepts.methods.decompositions import CDISCO, CRAFT, ICA, ICE, NMF, PCA, SAE, KMeans
 from veridical.concepts.methods.mcd import HUMCD, MCD
-from veridical.concepts.methods.sae import SAE
 
 METHODS: dict[str, type[ConceptMethod]] = {
     method.name: method
