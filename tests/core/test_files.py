@@ -109,17 +109,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
-def test_a_failed_write_leaves_what_was_there_and_no_rest(tmp_path: Path) -> None:
-    path = files.save_tensors(tmp_path / "file", "toy", TENSORS, {})
-    before = path.read_bytes()
-    with pytest.raises(TypeError):
-        files.save_tensors(path, "toy", TENSORS, {"note": object()})
-    with pytest.raises((TypeError, AttributeError)):
-        files.save_tensors(path, "toy", {"a": "no tensor"}, {})  # type: ignore[dict-item]
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_files_that_are_not_ours_say_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="there is no file"):
         files.load_tensors(tmp_path / "none", "toy")

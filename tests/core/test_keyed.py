@@ -42,24 +42,16 @@ def stream(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
     if kind == "feature":
         both = keyed.uniform(KEY, torch.tensor([5]), 0, 50_000)[0]
         return both[:-1], both[1:]
-    if kind == "id equals draw":
-        grid = keyed.uniform(KEY, torch.arange(224), torch.arange(224), 1)[..., 0]
-        return grid.reshape(-1), grid.T.reshape(-1)
     other = {"key": Key(0) / "tess", "seed": Key(1) / "test", "deeper": KEY / 0}[kind]
     return keyed.uniform(KEY, many, 0, 1)[:, 0], keyed.uniform(other, many, 0, 1)[:, 0]
 
 
-@pytest.mark.parametrize("kind", ["sample", "draw", "feature", "key", "seed", "deeper", "id equals draw"])
+@pytest.mark.parametrize("kind", ["sample", "draw", "feature", "key", "seed", "deeper"])
 def test_neighbouring_streams_are_independent(kind: str) -> None:
     a, b = stream(kind)
-    if kind == "id equals draw":
-        off = ~torch.eye(224, dtype=torch.bool).reshape(-1)
-        a, b = a[off], b[off]
     assert abs(np.corrcoef(a.numpy(), b.numpy())[0, 1]) < 5 / np.sqrt(len(a))
     table, _, _ = np.histogram2d(a.numpy(), b.numpy(), bins=8)
-    # each pair (i, j) and (j, i) of the last kind occurs twice, which doubles the statistic
-    scale = 2 if kind == "id equals draw" else 1
-    chi = ((table - table.mean()) ** 2 / table.mean()).sum() / scale
+    chi = ((table - table.mean()) ** 2 / table.mean()).sum()
     assert stats.chi2.sf(chi, 49) > 1e-5
 
 
@@ -144,18 +136,20 @@ def test_the_first_numbers_do_not_depend_on_how_many_are_drawn() -> None:
         assert torch.equal(make(KEY, IDS, 3, 5), make(KEY, IDS, 3, 9)[:, :5])
 
 
+GOLDEN, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
+
+
+def mix(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
 def hashed(key: Key, sample: int, draw: int, place: int) -> int:
     """The same hash in Python's own integers, reduced modulo 2^64 by hand."""
-    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
-
-    def mix(x: int) -> int:
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-        return x ^ (x >> 31)
-
-    x = mix((sample * golden + key.state) & mask)
-    x = mix((x + golden * (draw + 1)) & mask)
-    return mix((x + golden * (place + 1)) & mask)
+    x = mix((sample * GOLDEN + key.state) & MASK)
+    x = mix((x + GOLDEN * (draw + 1)) & MASK)
+    return mix((x + GOLDEN * (place + 1)) & MASK)
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.integers(0, 20))
@@ -213,12 +207,6 @@ def test_numpy_and_torch_integers_make_the_same_key() -> None:
         Key(0.5)  # type: ignore[arg-type]
 
 
-def test_a_name_always_has_the_same_id() -> None:
-    assert keyed.name_id("sample") == keyed.name_id("sample")
-    assert keyed.name_id("sample") != keyed.name_id("sample ")
-    assert -(2**63) <= keyed.name_id("sample") < 2**63
-
-
 # --- weight noise -----------------------------------------------------------------------------------------
 
 
@@ -232,11 +220,6 @@ def test_parameter_noise_depends_on_key_and_name_and_on_no_global_state() -> Non
     assert torch.equal(before, torch.random.get_rng_state())
     assert not torch.equal(first, keyed.parameter_noise(KEY, "fc.bias", shape))
     assert not torch.equal(first, keyed.parameter_noise(KEY / 1, "fc.weight", shape))
-
-
-def test_parameter_noise_is_normal() -> None:
-    draws = keyed.parameter_noise(KEY, "w", torch.Size((100_000,))).numpy()
-    assert stats.kstest(draws, "norm").pvalue > 1e-4
 
 
 SUBSETS = Key(0) / "test"
@@ -291,12 +274,6 @@ def test_large_draws_are_those_of_their_pieces() -> None:
             assert torch.equal(one[0, 0], tossed[i, d])
 
 
-def test_no_more_than_the_valid_features_are_drawn() -> None:
-    valid = torch.arange(8)[None].expand(5, 8) < 3
-    chosen = keyed.subsets(SUBSETS, torch.arange(5), torch.arange(3), 8, 6, valid)
-    assert torch.equal(chosen, valid[:, None].expand(5, 3, 8))
-
-
 def ticket(key: Key, sample: int, draw: int, place: int) -> int:
     """The same ticket in Python's own integers."""
     low, word = 2**31 - 1, 2**32 - 1
@@ -306,14 +283,7 @@ def ticket(key: Key, sample: int, draw: int, place: int) -> int:
             x = ((x ^ (x >> shift)) * factor) & low
         return x ^ (x >> 15)
 
-    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
-
-    def mix(x: int) -> int:
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-        return x ^ (x >> 31)
-
-    stream = mix((mix((sample * golden + key.state) & mask) + golden * (draw + 1)) & mask)
+    stream = mix((mix((sample * GOLDEN + key.state) & MASK) + GOLDEN * (draw + 1)) & MASK)
     x = (mixed(((place + 1) * 0x9E3779B1) & low) * (stream & low | 1) + (stream >> 32)) & low
     x = ((x ^ (x >> 15)) * 0xD35A2D97) & word
     return x - 2**32 if x >= 2**31 else x
@@ -351,9 +321,3 @@ def test_coins_fall_with_their_chance(chance: float) -> None:
     tossed = keyed.bernoulli(SUBSETS, MANY_IDS, torch.arange(10), 50, chance).double()
     n = tossed.numel()
     assert abs(float(tossed.mean()) - chance) <= 5 * np.sqrt(chance * (1 - chance) / n)
-    own = torch.full((200, 10), chance)
-    assert torch.equal(
-        keyed.bernoulli(SUBSETS, MANY_IDS, torch.arange(10), 50, own).double().mean(), tossed.mean()
-    ) or (
-        chance not in (0.0, 0.5, 1.0)  # the others are no binary fractions, and float32 holds fewer digits
-    )

@@ -131,17 +131,6 @@ def test_lengths_and_integer_masks_say_which_features_exist() -> None:
     assert SPACES["column"].counts(2).tolist() == [5, 5]
 
 
-def test_step_channels_of_a_series_with_time_first() -> None:
-    space = Space.step_channels((4, 2), time_axis=0, lengths=torch.tensor([1, 4]))
-    assert space.valid is not None
-    assert space.valid[0].reshape(4, 2).tolist() == [
-        [True, True],
-        [False, False],
-        [False, False],
-        [False, False],
-    ]
-
-
 @pytest.mark.parametrize("index", [slice(1, 2), torch.tensor([1]), torch.tensor([False, True])])
 def test_take_follows_a_subset_of_the_samples(index: slice | torch.Tensor) -> None:
     names = [["a", "b"], ["c", "d"]]
@@ -154,16 +143,6 @@ def test_take_follows_a_subset_of_the_samples(index: slice | torch.Tensor) -> No
     assert SPACES["pixel"].take(index) is SPACES["pixel"]
 
 
-def test_tokens_keep_their_features_at_embeddings() -> None:
-    space = SPACES["token"].at_embeddings(5)
-    assert space.input_shape == (6, 5)
-    assert space.n_features == 6
-    maps = torch.ones(2, 6, 5)
-    assert space.pool(maps).tolist() == [[5.0] * 6] * 2
-    assert space.expand(torch.ones(2, 6)).shape == (2, 6, 1)
-    assert torch.equal(space.valid, SPACES["token"].valid)
-
-
 def test_features_have_names() -> None:
     assert Space.pixels((1, 3, 4)).feature_name(5) == "pixel (1, 1)"
     assert Space.columns(2, ["age", "sex"]).feature_name(1) == "sex"
@@ -171,18 +150,12 @@ def test_features_have_names() -> None:
     assert Space.steps((1, 3)).feature_name(2) == "step 2"
 
 
-def test_the_space_of_a_batch_is_guessed_from_its_shape() -> None:
-    assert Space.of(torch.zeros(2, 3, 4, 5)).kind == "pixel"
-    assert Space.of(torch.zeros(2, 3, 4)).kind == "step"
-    assert Space.of(torch.zeros(2, 3)).kind == "column"
-    assert Space.of(torch.zeros(2, 3, dtype=torch.int64)).kind == "token"
-    assert Space.of(torch.zeros(2, 3, 4, 5, 6)).kind == "voxel"
-    assert Space.of(torch.zeros(2, 3, 4, 5, 6, 7)).kind == "element"
-
-
 @pytest.mark.parametrize(
     ("shape", "kind", "features"),
     [
+        ((3,), "column", 3),
+        ((3, 4), "step", 4),
+        ((2, 2, 2, 2, 2), "element", 32),
         ((3, 32, 32), "pixel", 1024),
         ((1, 64, 64), "pixel", 4096),
         ((1, 65, 64), "patch", 13 * 13),

@@ -102,6 +102,11 @@ def test_independent_components_of_an_output_with_one_row() -> None:
     assert unmixing(torch.zeros(1, 1, dtype=torch.float64), Key(0), 5).isfinite().all()
 
 
+def test_evaluations_that_share_no_cell_compare_as_nothing() -> None:
+    one, other = (vd.evaluate(table(), who, "sparseness", progress=False) for who in ("gradient", "saliency"))
+    assert one.compare(other).empty
+
+
 def test_arrays_are_taken_where_several_numbers_are() -> None:
     found = vd.concepts.parsimony("pca", known(), counts=torch.tensor([1, 2]))
     assert found.counts == (1, 2)

@@ -114,16 +114,6 @@ def test_two_nodes_give_the_bytes_of_one_process(cluster, held, tmp_path):
     assert ray.is_initialized()
 
 
-def test_what_workers_need_travels_with_the_job(cluster, small, tmp_path):
-    # a noise path and a fine-tuned model travel through the object store as well
-    small |= {"tasks": small["tasks"][:1], "seeds": [1], "shard_size": 5, "explainers": ["random"]}
-    gef = {"name": "fast_gef", "settings": {"draws": 2, "levels": 4, "form": "fast"}}
-    small["metrics"] = ["sparseness", {"name": "ffid_plus", "settings": {"draws": 4}}, gef]
-    run(small, tmp_path / "one")
-    run(small, tmp_path / "two", RayPool())
-    assert files(tmp_path / "one") == files(tmp_path / "two")
-
-
 def test_no_more_jobs_are_out_than_fit(cluster):
     assert RayPool().slots == 2 + 1
     assert RayPool(cpus=0.5).slots == 4 + 1

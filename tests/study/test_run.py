@@ -223,18 +223,6 @@ def test_interrupting_keeps_what_is_finished(small, tmp_path, monkeypatch):
     assert studies.resume(tmp_path, executor="in-process", progress=False).status().complete
 
 
-def test_a_log_has_a_line_an_event(small, tmp_path):
-    seen = Seen()
-    study = run(small, tmp_path, watch=seen)
-    assert seen[0]["event"] == "planned"
-    assert seen[0]["left"] == seen[0]["cells"] == 24
-    scored = [line for line in seen if line["event"] == "done" and line["kind"] == "score"]
-    assert [line["left"] for line in scored] == list(range(23, -1, -1))
-    assert seen[-1]["event"] == "finished"
-    assert len(study.timings) == 24 + 6
-    assert study.status().seconds == pytest.approx(sum(line["seconds"] for line in study.timings))
-
-
 @pytest.mark.parametrize("version", [2, 99])
 def test_a_folder_of_another_version_is_refused_and_left_alone(small, tmp_path, version):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(small))

@@ -80,11 +80,6 @@ def test_the_inverse_is_an_exact_involution(data: st.DataObject) -> None:
         assert bool((along[n, : int(kept[n].sum())].diff() >= 0).all())
 
 
-def test_a_negated_map_ranks_like_the_inverse_where_nothing_ties() -> None:
-    e = explanation([[3.0, 1.0, 2.0]])
-    assert torch.equal(e.with_values(-e.values).ranks, e.inverted().ranks)
-
-
 # --- normalising ------------------------------------------------------------------------------------------
 
 
@@ -137,18 +132,6 @@ def test_metrics_give_nan_and_a_flag_to_missing_samples() -> None:
         scores = vd.score(metric, task, maps)
         assert scores.values.isnan().tolist() == [False, True, False]
         assert scores.flagged == {"no explanation": 1}
-
-
-def test_an_explainer_may_fail_on_a_sample_with_padding() -> None:
-    space = Space("token", (4,), 4, torch.arange(4), valid=torch.tensor([[1, 1, 0, 0]] * 3))
-    task = vd.Task(mlp(), torch.randn(3, 4), space=space)
-
-    def picky(model, inputs, targets):
-        maps = inputs.clone()
-        maps[2] = torch.nan
-        return maps
-
-    assert vd.explain(picky, task).missing.tolist() == [False, False, True]
 
 
 def test_shapes_are_checked() -> None:

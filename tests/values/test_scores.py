@@ -32,12 +32,6 @@ def test_mean_never_hides_nan() -> None:
     assert scores([1.0, 2.0]).mean() == 1.5
 
 
-def test_values_are_float64_and_free_of_graphs() -> None:
-    s = vd.Scores(torch.ones(2, requires_grad=True), vd.values.Direction.HIGHER, "toy", torch.arange(2))
-    assert s.values.dtype == torch.float64
-    assert not s.values.requires_grad
-
-
 def test_utility_points_upwards() -> None:
     s = scores([1.0, 2.0])
     assert s.utility.tolist() == [-1.0, -2.0]
@@ -212,11 +206,6 @@ def test_the_score_itself_stays_and_rows_are_counted(tmp_path: Path) -> None:
     assert more.cost.forward == 4 * once.cost.forward  # neither a fill nor ties to draw again
     back = vd.Scores.load(more.save(tmp_path / "scores.safetensors"))
     assert back.variance() == more.variance()
-
-
-def test_methods_are_repeated_too() -> None:
-    found = vd.score("max_sensitivity", table(), "gradient", draws=2, repeats=3).variance()
-    assert found.score["draws"] > 0
 
 
 def test_what_is_not_known_is_said() -> None:

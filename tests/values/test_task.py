@@ -51,13 +51,6 @@ def test_targets_default_to_the_prediction() -> None:
     assert torch.equal(task.predictions, task.targets)
 
 
-@pytest.mark.parametrize(
-    "targets", [[0, 1, 2, 0, 1, 2], np.array([0, 1, 2, 0, 1, 2]), torch.tensor([0, 1, 2, 0, 1, 2])]
-)
-def test_targets_are_read_in_many_forms(targets: object) -> None:
-    assert vd.Task(mlp(), X, targets=targets).targets.tolist() == [0, 1, 2, 0, 1, 2]
-
-
 def test_inputs_may_be_arrays_lists_and_arrays_that_run_backwards() -> None:
     rows = X.numpy()
     for given in (rows, rows.tolist(), rows[::-1][::-1], pd.DataFrame(rows).to_numpy()):
@@ -216,14 +209,6 @@ def test_one_logit_is_read_as_two_classes() -> None:
     torch.testing.assert_close(slopes, -vd.explain("gradient", task.with_targets(1)).values)
 
 
-def test_two_columns_may_be_read_as_binary() -> None:
-    model = mlp(4, 2)
-    binary, many = vd.Task(model, X, head="binary"), vd.Task(model, X)
-    torch.testing.assert_close(
-        binary.probabilities(binary.outputs), many.probabilities(many.outputs), atol=1e-6, rtol=1e-5
-    )
-
-
 def test_multilabel_outputs_are_independent() -> None:
     task = vd.Task(mlp(), X, head="multilabel")
     torch.testing.assert_close(task.probabilities(task.outputs), task.outputs.sigmoid())
@@ -235,12 +220,6 @@ def test_regression_has_no_probabilities() -> None:
     assert task.targets.tolist() == [0] * 6
     assert task.respond(task.outputs, "probability") is task.outputs
     assert vd.Task(mlp(4, 3), X, head="regression").n_outputs == 3
-
-
-def test_multiclass_probabilities_sum_to_one() -> None:
-    task = vd.Task(mlp(), X)
-    torch.testing.assert_close(task.probabilities(task.outputs).sum(-1), torch.ones(6))
-    assert torch.equal(task.respond(task.outputs, "logit"), task.outputs)
 
 
 @pytest.mark.parametrize(
@@ -315,11 +294,6 @@ def test_targets_stay_those_of_the_unperturbed_task() -> None:
     assert not torch.equal(task.with_inputs(-5 * X).predictions, task.targets)
 
 
-def test_with_inputs_checks_their_shape() -> None:
-    with pytest.raises(ShapeError, match=r"shape \(5, 4\), expected \(6, 4\)"):
-        vd.Task(mlp(), X).with_inputs(X[:5])
-
-
 def test_with_targets_explains_another_output() -> None:
     task = vd.Task(mlp(), X)
     other = task.with_targets((task.targets + 1) % 3)
@@ -346,14 +320,6 @@ def test_with_plan_keeps_the_rows_unless_given() -> None:
     assert task.with_plan(Plan(precision="tf32")).predictor.plan == Plan(rows=16, precision="tf32")
     assert task.with_plan(Plan(rows=8)).predictor.rows == 8
     assert task.with_plan(Plan(rows=8)).predictor.meter is task.predictor.meter
-
-
-def test_modalities_follow_the_space() -> None:
-    assert image_task().modality == "image"
-    assert text_task().modality == "text"
-    assert vd.Task(mlp(), X).modality == "table"
-    assert vd.Task(mlp(), X, space=Space.concepts(4)).modality == "concept"
-    assert image_task(space=Space.elements((3, 8, 8))).modality == "image"
 
 
 # --- embeddings -----------------------------------------------------------------------------------------

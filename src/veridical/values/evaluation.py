@@ -90,6 +90,8 @@ class Evaluation:
         rows = []
         for what in (metric for metric in self.metrics if metric in other.metrics):
             both = [t for t in self.explainers if (t, what) in self.scores and (t, what) in other.scores]
+            if not both:
+                continue
             means = [[float(e[who, what].utility.nanmean()) for who in both] for e in (self, other)]
             pairs = list(combinations(both, 2))
             clear = [[_clear(e[a, what], e[b, what]) for a, b in pairs] for e in (self, other)]
