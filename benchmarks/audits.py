@@ -181,7 +181,7 @@ def measure(name: str, effort: str, seed: int, device: str, threads: int) -> dic
         "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "peak MiB of the GPU": torch.cuda.max_memory_allocated() // 2**20 if device == "cuda" else 0,
         "status": {place.explainer: place.status for place in found.ranking},
-        "leading": list(found.verdict.leading),
+        "leading": [place.explainer for place in found.ranking if place.group == 1],
         "machine": machine(device),
     }
 
@@ -235,7 +235,14 @@ def tables(found: Sequence[dict[str, Any]]) -> str:
         total = sum(one["forward"] for one in many)
         parts = [sum(one["purposes"].get(what, 0) for one in many) / max(1, total) for what in purposes]
         lines.append("| " + " | ".join([name, *(f"{part:.1%}" for part in parts)]) + " |")
-    differ = ["pairs of seeds", "methods", "differ in trust, mean", "most", "opposite words", "same first"]
+    differ = [
+        "pairs of seeds",
+        "methods",
+        "differ in trust, mean",
+        "most",
+        "opposite words",
+        "first-named lead in",
+    ]
     lines += ["", *_head(["audit", *differ])]
     for name, many in by_name.items():
         if len(many) > 1:
@@ -256,11 +263,10 @@ def steadiness(many: Sequence[dict[str, Any]]) -> list[str]:
         words = [(a["status"][name], b["status"][name]) for name in set(a["status"]) & set(b["status"])]
         apart.append(sum((one in good) != (other in good) for one, other in words))
         opposite += sum("refuted" in two and bool(set(two) & set(good)) for two in words)
-    named = Counter(one["leading"][0] for one in many if one["leading"])
-    first = named.most_common(1)[0][0] if named else ""
-    holds = sum(first in one["leading"] for one in many)
+    named = {one["leading"][0] for one in many if one["leading"]}
+    holds = min((sum(first in one["leading"] for one in many) for first in named), default=0)
     counts = [len(pairs), len(many[0]["status"]), f"{sum(apart) / len(pairs):.2f}", max(apart), opposite]
-    return [*map(str, counts), f"{first} leads in {holds} of {len(many)}"]
+    return [*map(str, counts), f"{holds} of {len(many)} ({', '.join(sorted(named))})"]
 
 
 def work(job: tuple[str, str, int, str, int]) -> dict[str, Any]:

@@ -177,9 +177,13 @@ def given_away(said: Mapping[str, Any]) -> bool:
     return not trusted(said) or (grade is not None and grade["value"] < SHOWS)
 
 
+COLUMN = "about a named column: refuted or not decided"
+PLACE = "about one pixel, patch or step of many: refuted or not decided"
+"""The same lies, of tables and of what has no names."""
 GROUPS: dict[str, tuple[frozenset[str], Any]] = {
     "whole lies: trusted": (frozenset(CHEATS), trusted),
-    "about a feature: refuted or not decided": (ABOUT_A_FEATURE, lambda said: not trusted(said)),
+    COLUMN: (ABOUT_A_FEATURE, lambda said: not trusted(said)),
+    PLACE: (ABOUT_A_FEATURE, lambda said: not trusted(said)),
     "in some samples: refuted or not decided": (IN_SOME_SAMPLES, lambda said: not trusted(said)),
     f"half blends: not trusted, or graded below {SHOWS:.0%}": (HALF, given_away),
 }
@@ -249,6 +253,8 @@ def summary(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:
             what: [(family, hit(said)) for family, name, said in pairs if name in chosen]
             for what, (chosen, hit) in GROUPS.items()
         }
+        hits[COLUMN] = [pair for pair in hits[COLUMN] if pair[0] in worlds.TABLES]
+        hits[PLACE] = [pair for pair in hits[PLACE] if pair[0] not in worlds.TABLES]
         hits["honest methods: trusted"] = [
             (family, trusted(said)) for family, name, said in pairs if (family, name) in honest
         ]

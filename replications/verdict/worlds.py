@@ -395,6 +395,8 @@ TUNING = ("linear", "cancer", "digits", "diabetes")
 """Families on which thresholds of the verdict were set."""
 COLUMNS_ONLY = ("linear", "interactions", "cancer", "diabetes", "wine", "avila", "adult", "titanic")
 """Tables of numbers."""
+TABLES = (*COLUMNS_ONLY, "german")
+"""Tables, whose features have names and are the same in every sample."""
 ONE_MODEL = ("cifar", "photos")
 """Families whose weights are published, so that there is no other trained model."""
 TRUE: dict[str, tuple[str, ...]] = {

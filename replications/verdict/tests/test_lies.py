@@ -67,12 +67,13 @@ def test_words_and_grades_are_counted() -> None:
         ),
         audit("linear", "reference", lime=said("trusted", rate=0.85), occlusion=said("trusted", rate=0.7)),
         audit("wine", negated_in_a_fifth=said("trusted")),
+        audit("mnist", hidden_feature=said("trusted")),
         {"family": "wine", "error": "broken"},
     ]
     found = lies.summary(audits)
     tuning = found["tuning"]["groups"]
     assert tuning["whole lies: trusted"]["share"] == 0.5
-    assert tuning["about a feature: refuted or not decided"]["share"] == 0.5
+    assert tuning[lies.COLUMN]["share"] == 0.5
     assert tuning["half blends: not trusted, or graded below 70%"]["share"] == pytest.approx(2 / 3)
     assert tuning["honest methods: trusted"] == {
         **tuning["honest methods: trusted"],
@@ -82,7 +83,8 @@ def test_words_and_grades_are_counted() -> None:
     assert found["honest"] == [["linear", "lime"]]
     assert found["tuning"]["methods"]["half_noise"]["grade"] == 0.5
     assert found["report"]["groups"]["in some samples: refuted or not decided"]["share"] == 0.0
-    assert found["report"]["audits"]["lies"] == 1
+    assert found["report"]["groups"][lies.PLACE]["pairs"] == 1
+    assert found["report"]["audits"]["lies"] == 2
     assert len(found["errors"]) == 1
 
 

@@ -78,7 +78,7 @@ def headline(verdict: Verdict) -> str:
     if verdict.best is None:
         return "No method is trusted on this model"
     how = "Use, provisionally," if verdict[verdict.best].provisional else "Use"
-    return f"{how} {joined(sorted(verdict.leading, key=lambda who: verdict[who].rows), 'or')}"
+    return f"{how} {joined([place.explainer for place in verdict.ranking if place.group == 1], 'or')}"
 
 
 def _answer(verdict: Verdict, known: Circumstances) -> Iterator[str]:

@@ -314,12 +314,11 @@ def _place(entry: Entry, rules: Rules, rows: int, why_none: str, seed: int) -> P
 
 
 def _order(place: Place) -> tuple[Any, ...]:
-    """Trusted ones by group, the leading one by cost, then the others by word and win rate."""
+    """Trusted ones by group, then the others by word; the same by win rate, then by cost."""
     words = ("trusted", "provisional", "not decided", "adds nothing shown", "refuted", "no verdict")
     score = 0.0 if math.isnan(place.score) else place.score
-    cost = place.rows if place.group == 1 else 0
     word = 0 if place.trusted else words.index(place.status)
-    return word, place.group or math.inf, cost, not place.samples, -score
+    return word, place.group or math.inf, not place.samples, -score, place.rows
 
 
 def _score(rules: Rules, entry: Entry, but: str = "") -> tuple[float, float, float]:
