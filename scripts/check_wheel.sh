@@ -20,7 +20,7 @@ say "building"
     || { cat "$work/build.log" >&2; die "the wheel does not build"; }
 wheel=$(echo "$work"/dist/veridical-*.whl)
 "$PYTHON" -m zipfile -l "$wheel" > "$work/contents"
-for name in veridical/py.typed veridical/__init__.py licenses/LICENSE; do
+for name in veridical/py.typed veridical/__init__.py pytest_veridical.py licenses/LICENSE; do
     grep -q "$name" "$work/contents" || die "$name is not in the wheel"
 done
 if grep -qE '^(tests|benchmarks|replications|scripts)/' "$work/contents"; then

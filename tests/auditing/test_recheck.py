@@ -210,7 +210,6 @@ def test_the_fixture_fails_on_a_finding(pytester: pytest.Pytester, folder: Path)
     pytester.makepyfile(
         f"""
         import torch, veridical as vd
-        from veridical.testing.pytest_plugin import veridical_check
 
         torch.manual_seed(0)
         X = torch.randn(80, 6)
@@ -227,6 +226,6 @@ def test_the_fixture_fails_on_a_finding(pytester: pytest.Pytester, folder: Path)
             veridical_check({str(folder)!r}, task_of(2.0, -1.5, 1.0, 0.5, 0.2, 4.0))
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:veridical")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*gained relevance*"])

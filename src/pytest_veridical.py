@@ -1,4 +1,8 @@
-"""A pytest fixture: a test that fails where explanations that were trusted no longer hold."""
+"""A pytest fixture: a test that fails where explanations that were trusted no longer hold.
+
+pytest imports this module in every run, whatever is tested, so it stands beside the package and loads
+nothing of it until the fixture is called.
+"""
 
 from __future__ import annotations
 
