@@ -88,6 +88,18 @@ def test_a_tie_that_breaks_is_no_change_of_ranks():
     assert inter_consistency_nr(broken[0], swapped[None], kept).tolist() == [0.5]
 
 
+def test_scores_that_rounding_alone_tells_apart_are_ties():
+    base = torch.tensor([0.5, 0.5, 0.5, 0.7], dtype=torch.float64)[:, None].expand(4, 8)
+    rounding = torch.tensor([[0.0, 3e-6, 6e-6, 0.0], [6e-6, 3e-6, 0.0, 0.0]], dtype=torch.float64)
+    one, other = (base + each[:, None] for each in rounding)
+    kept = torch.ones(1, 8, dtype=torch.bool)
+    assert inter_consistency_nr(one, other[None], kept, ties=1e-5).tolist() == [1.0]
+    assert inter_consistency_nr(one, other[None], kept).tolist() == [0.5]
+    assert inter_consistency_nr(one, other[None], kept, ties=1e-5, published=True).tolist() == [0.5]
+    # a share of the sample's largest score: of scores a thousandth as large they would be no ties
+    assert inter_consistency_nr(one[:3], other[None, :3], kept, ties=1e-6).tolist() == [pytest.approx(1 / 3)]
+
+
 def test_the_published_rule_is_that_of_the_program_also_with_ties():
     """Every sample has ties. Recorded where numpy sorts small rows stably (NPY_DISABLE_CPU_FEATURES)."""
     tied = [FIGURES[f"tied_{name}"] for name in ("scores", "near", "kept")]

@@ -43,12 +43,19 @@ def intra_consistency(
 
 
 def inter_consistency_nr(
-    base: Tensor, perturbed: Tensor, kept: Tensor, *, published: bool = False, least: int = MIN_SAMPLES
+    base: Tensor,
+    perturbed: Tensor,
+    kept: Tensor,
+    *,
+    published: bool = False,
+    least: int = MIN_SAMPLES,
+    ties: float = 0.0,
 ) -> Tensor:
     """IEC_NR of every draw (..., K): the share of (sample, explainer) whose rank did not move; eq. 6-7.
 
     With ties a rank is unchanged if strict orders that agree with the two weak ones give the same: to break a
-    tie is no change. Of explainers tied in both as many count as there are places for them in both.
+    tie is no change. Of explainers tied in both as many count as there are places for them in both. Scores
+    tie with the next larger one within a share `ties` of the sample's largest.
     `published` compares the outputs of argsort, where ties are in the order of their places: so numpy sorts a
     few explainers, unless by vector instructions. A sample that lacks a score of any explainer has no
     ranking, and one explainer keeps its rank whatever happens.
@@ -59,6 +66,7 @@ def inter_consistency_nr(
     if published:
         same = (before.argsort(dim=-1, stable=True) == after.argsort(dim=-1, stable=True)).double()
     else:
+        before, after = _levels(before, ties), _levels(after, ties)
         tied = [each.unsqueeze(-1) == each.unsqueeze(-2) for each in (before, after)]
         first = [(each.unsqueeze(-2) < each.unsqueeze(-1)).sum(-1) for each in (before, after)]
         ends = [start + equal.sum(-1) for start, equal in zip(first, tied, strict=True)]
@@ -68,6 +76,14 @@ def inter_consistency_nr(
     total = counts.sum(-1)
     shares = torch.where(counts, same.mean(-1), 0.0).sum(-1) / total
     return shares.masked_fill(total < least, torch.nan)
+
+
+def _levels(scores: Tensor, ties: float) -> Tensor:
+    """The scores of a sample (..., L) numbered from the lowest on, tied ones alike."""
+    ordered, order = scores.sort(dim=-1)
+    reach = ties * scores.abs().amax(-1, keepdim=True)
+    higher = ordered.diff(dim=-1, prepend=ordered[..., :1]) > reach
+    return torch.empty_like(order).scatter(-1, order, higher.cumsum(-1))
 
 
 def inter_consistency_ar(
@@ -153,6 +169,7 @@ def consistencies(
     published: bool = False,
     average_first: bool = False,
     least: int = MIN_SAMPLES,
+    ties: float = 0.0,
 ) -> Consistencies:
     """Compute the four consistencies, mean over draws and explainers that have a value.
 
@@ -174,6 +191,8 @@ def consistencies(
         anything is compared; otherwise every draw is compared and the shares are averaged.
     least
         The fewest samples of a draw that give it a value.
+    ties
+        The share of a sample's largest score by which two explainers may differ and still tie in rank.
 
     Returns
     -------
@@ -190,7 +209,7 @@ def consistencies(
     return Consistencies(
         p_near.nanmean(each),
         (1 - p_far).nanmean(each),
-        inter_consistency_nr(base, near, kept_near, **rules).nanmean(-1),
+        inter_consistency_nr(base, near, kept_near, ties=ties, **rules).nanmean(-1),
         inter_consistency_ar(base, far, kept_far, direction, **rules).nanmean(-1),
         (1 - r_near.abs()).nanmean(each),
         r_far.abs().nanmean(each),

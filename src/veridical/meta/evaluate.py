@@ -17,6 +17,7 @@ from veridical.core.key import Key
 from veridical.core.settings import checked, holds_code
 from veridical.errors import InputError, unknown_name
 from veridical.jobs import Store, content_hash, resume
+from veridical.meta.admissible import tolerance
 from veridical.meta.consistency import MIN_SAMPLES
 from veridical.meta.perturbations import Strength, amounts, check_head, check_tests, plan
 from veridical.meta.result import MetaEvaluation, joined, packed, unpacked
@@ -173,6 +174,7 @@ def meta_evaluate(
         explanation_cost=run.explanation_cost,
         published=published,
         average_first=average_first,
+        ties=tolerance(task),
         resamples=resamples,
         level=level,
         seed=seed,

@@ -142,6 +142,8 @@ class MetaEvaluation:
     explanation_cost: Cost = field(default_factory=Cost)
     published: bool = False
     average_first: bool = False
+    ties: float = 0.0
+    """The share of a sample's largest score by which explainers may differ and still tie in rank."""
     resamples: int = 200
     level: float = 0.95
     seed: int = 0
@@ -189,7 +191,7 @@ class MetaEvaluation:
     def _reliability(self, table: MetricScores, test: Test) -> Reliability:
         near, far = (table.perturbed[test, mode] for mode in MODES)
         kept_near, kept_far = (self.kept[test, mode] for mode in MODES)
-        rules: dict[str, Any] = {"published": self.published, "average_first": self.average_first}
+        rules: dict[str, Any] = {name: getattr(self, name) for name in ("published", "average_first", "ties")}
         given = (table.unperturbed[test], near, far, kept_near, kept_far, table.direction)
         found: Consistencies = consistencies(*given, **rules)
         resampled = torch.empty(0, 4, dtype=torch.float64)
@@ -426,7 +428,9 @@ def unpacked(tensors: dict[str, Tensor], header: dict[str, Any]) -> MetaEvaluati
         )
     known = [field.name for field in fields(MetaEvaluation) if field.name not in BY_HAND]
     plain: dict[str, Any] = {
-        name: tuple(value) if isinstance(value := header[name], list) else value for name in known
+        name: tuple(value) if isinstance(value := header[name], list) else value
+        for name in known
+        if name in header
     }
     return MetaEvaluation(
         scores,
