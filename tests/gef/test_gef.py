@@ -304,6 +304,15 @@ def test_published_rule_and_given_path() -> None:
         NoisePath.given((0.2, 0.1))
 
 
+def test_the_published_rule_sees_enough_rows_to_meet_chance() -> None:
+    """Of 32 rows no share lies within 0.01 of 1/12, so on few rows it would end at the last of 100 steps."""
+    rows = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 12))
+    path = find_path(vd.Task(net, rows[:20], train=rows), rule="published")
+    assert path.reason == "5 of 5 runs met chance"
+
+
 def test_regression_path_ends_where_nothing_is_left_to_predict() -> None:
     net = nn.Linear(4, 1, dtype=torch.float64)
     with torch.no_grad():

@@ -31,6 +31,8 @@ LOWEST = 1e-3
 """The first level of every path that was found."""
 MAX_SAMPLES = 32
 """Rows on which a path is searched: agreement varies far more between perturbed models than between rows."""
+PUBLISHED_SAMPLES = 256
+"""The same for the published rule, whose tolerance of 0.01 few rows step over: the program takes all it has."""
 Rule = Literal["fitted", "published"]
 WEAKEST, STRONGEST = 0.02, 10.2
 """Noise at which the search begins and above which it does not go."""
@@ -148,10 +150,12 @@ def find_path(
     `published`: one draw per level from 0.2 on by 0.1, stop where the share of predictions kept is within
     max(0.1/C, 0.01) of 1/C or after 100 steps, mean of 5 runs.
 
-    Either is searched on at most 32 of the reference rows, or of the samples where there are none.
+    Either is searched on the reference rows, or on the samples where there are none: on at most 32 of them,
+    or 256 by the published rule.
     """
     # a task of classes has no inputs of its own; its rows are what the model is seen to change on
-    rows = calibration_rows(task if task.members is None else task.members)
+    most = MAX_SAMPLES if rule == "fitted" else PUBLISHED_SAMPLES
+    rows = calibration_rows(task if task.members is None else task.members, most)
     before = task.predictor.meter.cost
     search = _fitted if rule == "fitted" else _published
     found = search(rows, PerturbedModels(rows, perturb), draws, key / "path")
@@ -159,15 +163,15 @@ def find_path(
     return NoisePath(even_levels(found["sigma_max"], levels), rule=rule, rows=asked, **found)
 
 
-def calibration_rows(task: Task) -> Task:
+def calibration_rows(task: Task, most: int = MAX_SAMPLES) -> Task:
     """The rows on which a path is searched, the same ones whichever part of a task asks."""
     if task.train is None or (len(task.side) and not len(task.train_side)):
-        if len(task) <= MAX_SAMPLES:
+        if len(task) <= most:
             return task
         # sets are often sorted by class, so the first ones would not do
-        return task[_chosen(task.draw_ids)]
+        return task[_chosen(task.draw_ids, most)]
     numbers = torch.arange(len(task.train), device=task.device)
-    some = _chosen(numbers)
+    some = _chosen(numbers, most)
     return task.changed(
         alone=True,
         inputs=task.train[some],
@@ -180,8 +184,8 @@ def calibration_rows(task: Task) -> Task:
     )
 
 
-def _chosen(ids: Tensor) -> Tensor:
-    return keyed.bits(Key(0) / "path rows", ids, 0, 1)[:, 0].argsort()[:MAX_SAMPLES].sort().values
+def _chosen(ids: Tensor, most: int) -> Tensor:
+    return keyed.bits(Key(0) / "path rows", ids, 0, 1)[:, 0].argsort()[:most].sort().values
 
 
 # --- agreement with the unperturbed model ---------------------------------------------
