@@ -17,25 +17,20 @@ from veridical.gef import FastGEF, find_path, incomplete, log_weight_noise
 PATH = (0.1, 0.4, 0.8)
 
 
-def deep(layers: int, dtype: torch.dtype, width: int = 16) -> vd.Task:
-    """A narrow net whose answers overflow under strong noise."""
-    torch.manual_seed(0)
-    body = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
-    model = nn.Sequential(*body, nn.Linear(width, 3)).eval()
-    with torch.no_grad():
-        for value in model.parameters():
-            if value.dim() == 2:
-                value.normal_(0, (2 / width) ** 0.5)
-    return vd.Task(model.to(dtype), torch.randn(8, width).to(dtype))
-
-
 # --- answers that are not finite --------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::veridical.errors.VeridicalWarning")
-@pytest.mark.parametrize(("layers", "dtype"), [(20, torch.float16), (60, torch.float32)])
-def test_the_path_ends_before_answers_overflow(layers: int, dtype: torch.dtype) -> None:
-    task = deep(layers, dtype)
+def test_the_path_ends_before_answers_overflow() -> None:
+    """A narrow net in half precision whose answers overflow under strong noise."""
+    torch.manual_seed(0)
+    body = [part for _ in range(20) for part in (nn.Linear(16, 16), nn.ReLU())]
+    model = nn.Sequential(*body, nn.Linear(16, 3)).eval()
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.dim() == 2:
+                value.normal_(0, (2 / 16) ** 0.5)
+    task = vd.Task(model.half(), torch.randn(8, 16).half())
     path = find_path(task)
     assert path.reason in ("chance", "plateau", "answers beyond are not finite")
     assert path.sigma_max < 10
@@ -73,23 +68,6 @@ def test_a_draw_that_overflows_is_dropped_and_counted(form: str) -> None:
     whole = ~broken[0].any(-1)
     own = scores.details["model_distortion"][:, whole], scores.details["explanation_distortion"][:, whole]
     assert torch.equal(vd.gef.gef_score(*own)[0], scores.values)
-
-
-@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
-def test_the_score_leaves_out_a_draw_that_is_not_finite(bad: float) -> None:
-    model = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    moved = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    kept = vd.gef.gef_score(model[:, 1:], moved[:, 1:])[0]
-    model[:, 0, 4] = bad
-    score, still, empty = vd.gef.gef_score(model, moved)
-    assert torch.equal(score, kept)
-    assert not bool((still | empty).any())
-
-
-def test_a_path_on_which_every_draw_overflows_is_nan_with_its_reason() -> None:
-    scores = vd.score(FastGEF(path=(1.0, 50.0, 1e30)), deep(20, torch.float32), "gradient")
-    assert bool(scores.values.isnan().all())
-    assert scores.flagged == {"answers are not finite": 8}
 
 
 def test_a_map_that_is_not_finite_on_finite_answers_is_still_refused() -> None:
@@ -272,17 +250,6 @@ def test_a_whole_model_has_a_whole_log() -> None:
 def test_models_without_weights_to_disturb_are_refused(make: Callable[[], nn.Module], says: str) -> None:
     with pytest.raises(vd.errors.VeridicalError, match=says):
         vd.score(FastGEF(path=PATH), vd.Task(make(), torch.randn(5, 6)), "occlusion")
-
-
-def test_one_parameter_is_enough() -> None:
-    """A scaled sum: its map keeps its direction until noise turns the sign, so most draws do not move."""
-    scores = vd.score(
-        FastGEF(path=PATH),
-        vd.Task(nn.Linear(1, 1, bias=False), torch.ones(3, 1), head="regression"),
-        "gradient",
-    )
-    assert scores.provenance["perturbation_log"]["parameters"] == 1
-    assert scores.flagged["the explanation does not move"] == 3
 
 
 def test_draws_behind_the_partial_correlation_are_counted() -> None:

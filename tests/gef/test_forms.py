@@ -1,6 +1,7 @@
 """Facts about single forms: arc does not depend on how its path is walked, reference on output noise."""
 
 import numpy as np
+import pytest
 import torch
 
 import veridical as vd
@@ -33,15 +34,16 @@ def test_arc_does_not_depend_on_the_pace() -> None:
         assert abs(float(got[sample]) - expected) < 0.01 * expected
 
 
-def test_reference_form_with_output_noise_is_the_published_arithmetic() -> None:
-    """An explainer that reads outputs is asked again under K draws of output noise."""
+@pytest.mark.parametrize("name", ["occlusion", "gradient"])
+def test_reference_form_is_the_published_arithmetic(name: str) -> None:
+    """An explainer that reads outputs is asked again under K draws of output noise; a gradient needs none."""
     task = tiny_task("table", 3)
     levels, steps, copies, spread = (0.1, 0.2, 0.4), 2, 3, 0.05
     metric = GEF(
         form="reference", steps=steps, draws=1, output_draws=copies, output_noise=spread, path=levels
     )
-    got = vd.score(metric, task, "occlusion").details["explanation_distortion"]
-    run = run_of(metric, task, "occlusion")
+    got = vd.score(metric, task, name).details["explanation_distortion"]
+    run = run_of(metric, task, name)
     clean = run.explain(task, "clean").numpy()
     moved, noisy = [], []
     for z, sigma in enumerate(levels):
@@ -64,7 +66,7 @@ def test_reference_form_with_output_noise_is_the_published_arithmetic() -> None:
             [[one[sample] for one in level] for level in moved],
             [[[one[sample]] for one in level] for level in moved],
         )
-        assert not np.allclose(expected, quiet, rtol=1e-6)
+        assert np.allclose(expected, quiet, rtol=1e-6) is (name == "gradient")
 
 
 def test_padding_does_not_decide_what_counts_as_still() -> None:
@@ -83,3 +85,4 @@ def test_jacobian_grows_with_the_step_whatever_the_map() -> None:
     assert scores.mean() > 0.3
     (count,) = [n for reason, n in scores.flagged.items() if reason.startswith("outputs explain")]
     assert count == 24
+    assert bool(((scores.details["in_span"] > 0) & (scores.details["in_span"] <= 1 + 1e-9)).all())

@@ -9,12 +9,10 @@ import torch
 from torch import nn
 
 import veridical as vd
-from tests.gef.test_forms import run_of
 from tests.reference import gef as reference
-from veridical.explainers import Explainer, from_captum
-from veridical.gef import GEF, FastGEF, NoisePath, find_path, gef_score
+from veridical.explainers import Explainer
+from veridical.gef import GEF, FastGEF, find_path, gef_score
 from veridical.gef.forms import least_squares_step
-from veridical.gef.perturbed_model import PerturbedModels
 from veridical.metrics.base import CONSTANT
 from veridical.testing import tiny_task
 
@@ -107,16 +105,6 @@ def test_random_maps_score_zero_on_average(form: str, bias: float) -> None:
     assert abs(scores.mean() - bias) < 0.05
 
 
-def test_no_model_movement_is_nan_with_its_reason() -> None:
-    """A model whose output ignores its weights' noise has nothing to compare with."""
-    model = torch.zeros(2, 3, 4, dtype=torch.float64)
-    moved = torch.rand(2, 3, 4, dtype=torch.float64)
-    score, degenerate, empty = gef_score(model, moved)
-    assert bool(score.isnan().all())
-    assert bool(empty.all())
-    assert not bool(degenerate.any())
-
-
 def test_score_agrees_with_the_slow_one() -> None:
     generator = torch.Generator().manual_seed(1)
     model = torch.rand(20, 4, 5, generator=generator, dtype=torch.float64)
@@ -161,32 +149,6 @@ def test_arc_equals_the_chord_where_the_map_is_affine_in_the_weights() -> None:
     assert torch.allclose(fast.details["explanation_distortion"], arc.details["explanation_distortion"])
 
 
-def check_reference(task: vd.Task, got: torch.Tensor) -> None:
-    """The running mean of ||de||^4, remade from the same noise by hand."""
-    levels, steps = (0.05, 0.1, 0.2), 3
-    run = run_of(GEF(form="reference", steps=steps), task, "gradient")
-    clean = run.clean.numpy()
-    for sample in range(len(task)):
-        maps = []
-        for z, sigma in enumerate(levels):
-            strengths = np.linspace(1e-4, sigma, steps)
-            keys = [run.noise_key(0, z) / "step" / t for t in range(steps)]
-            models = [PerturbedModels(task).at(s, k) for s, k in zip(strengths, keys, strict=True)]
-            maps.append([run.explain(model, 0, z).numpy()[sample] for model in models])
-        noisy = [[[moved] * 5 for moved in level] for level in maps]
-        expected = reference.program_distortion(clean[sample], maps, noisy)
-        np.testing.assert_allclose(got[sample, 0], expected, rtol=1e-9)
-
-
-def test_reference_form_is_the_published_arithmetic() -> None:
-    task = tiny_task("table", 3)
-    metric = GEF(form="reference", steps=3, draws=1, path=(0.05, 0.1, 0.2))
-    got = vd.score(metric, task, "gradient").details["explanation_distortion"]
-    check_reference(task, got)
-    with pytest.raises(AssertionError):
-        check_reference(task, got.sqrt())
-
-
 def test_output_noise_is_drawn_only_where_outputs_are_read() -> None:
     task = tiny_task("table")
     metric = GEF(form="reference", steps=2, draws=1, output_draws=3, path=(0.05, 0.1, 0.2))
@@ -203,19 +165,14 @@ def asked_of(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> t
     return inputs * model(inputs).gather(1, targets[:, None]).reshape(-1, *[1] * (inputs.dim() - 1))
 
 
-@pytest.mark.parametrize("kind", ["function", "captum"])
-def test_whether_outputs_are_read_is_found_out(kind: str) -> None:
-    """Neither a function nor a captum object says so: it is tried."""
+def test_whether_outputs_are_read_is_found_out() -> None:
+    """A function does not say so: it is tried."""
     task = tiny_task("table")
-    explainer: object = asked_of
-    if kind == "captum":
-        captum = pytest.importorskip("captum.attr")
-        explainer = from_captum(captum.FeatureAblation)
     metric = GEF(form="reference", steps=2, draws=1, output_draws=3, path=(0.05, 0.1, 0.2))
     few, many = (
-        vd.score(replace(metric, output_draws=count), task, explainer).cost.forward for count in (1, 3)
+        vd.score(replace(metric, output_draws=count), task, asked_of).cost.forward for count in (1, 3)
     )
-    per_map = vd.explain(explainer, tiny_task("table")).cost.forward
+    per_map = vd.explain(asked_of, tiny_task("table")).cost.forward
     assert many - few == 3 * 2 * 2 * per_map
 
 
@@ -235,25 +192,6 @@ def test_least_squares_step_agrees_with_the_slow_one() -> None:
     assert bool((fit < 0.5).all())
 
 
-def test_jacobian_reports_its_fit() -> None:
-    scores = vd.score(
-        GEF(form="jacobian", steps=2, draws=1, path=(0.05, 0.1, 0.2)), tiny_task("table"), "gradient"
-    )
-    assert scores.details["fit"].shape == (9,)
-    assert bool(((scores.details["in_span"] > 0) & (scores.details["in_span"] <= 1 + 1e-9)).all())
-
-
-@pytest.mark.parametrize("form", ["fast", "arc"])
-def test_cost_is_counted(form: str) -> None:
-    task = tiny_task("table")
-    metric = reference.of_form(form, draws=2, steps=3, path=(0.05, 0.1, 0.2))
-    cost = vd.score(metric, task, "gradient").cost
-    explanations = 1 + 2 * 3 * (3 if form == "arc" else 1)
-    assert cost.backward == len(task) * explanations
-    # the outputs came with the gradients
-    assert cost.forward == len(task) * explanations
-
-
 def test_model_is_untouched_also_when_an_explainer_raises() -> None:
     task = linear_task()
     before = {n: v.clone() for n, v in task.model.state_dict().items()}
@@ -265,17 +203,6 @@ def test_model_is_untouched_also_when_an_explainer_raises() -> None:
     with pytest.raises(RuntimeError, match="midway"):
         vd.score(FastGEF(path=(0.1, 0.2, 0.3)), task, breaks)
     assert all(torch.equal(v, before[n]) for n, v in task.model.state_dict().items())
-
-
-def test_path_ends_at_chance_and_says_so() -> None:
-    path = find_path(vd.tasks.load("digits")[:64], 5)
-    assert path.reason == "chance"
-    assert len(path.levels) == 5
-    assert path.interval[0] <= path.sigma_max <= path.interval[1]
-    assert path.levels[0] == pytest.approx(1e-3)
-    assert path.levels[-1] == pytest.approx(path.sigma_max)
-    falling = np.diff(path.fitted)
-    assert (falling <= 0).all()
 
 
 def test_path_of_a_model_that_never_reaches_chance_is_a_plateau() -> None:
@@ -294,16 +221,6 @@ def test_path_of_a_model_that_never_reaches_chance_is_a_plateau() -> None:
     assert path.sigma_max == pytest.approx(10.2)
 
 
-def test_published_rule_and_given_path() -> None:
-    task = tiny_task("table", 16)
-    path = find_path(task, 4, rule="published")
-    assert path.rule == "published"
-    assert len(path.searched) == 5
-    assert NoisePath.given((0.1, 0.2)).levels == (0.1, 0.2)
-    with pytest.raises(vd.errors.InputError, match="rising"):
-        NoisePath.given((0.2, 0.1))
-
-
 def test_the_published_rule_sees_enough_rows_to_meet_chance() -> None:
     """Of 32 rows no share lies within 0.01 of 1/12, so on few rows it would end at the last of 100 steps."""
     rows = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
@@ -311,19 +228,7 @@ def test_the_published_rule_sees_enough_rows_to_meet_chance() -> None:
     net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 12))
     path = find_path(vd.Task(net, rows[:20], train=rows), rule="published")
     assert path.reason == "5 of 5 runs met chance"
-
-
-def test_regression_path_ends_where_nothing_is_left_to_predict() -> None:
-    net = nn.Linear(4, 1, dtype=torch.float64)
-    with torch.no_grad():
-        net.weight.fill_(1.0)
-    task = vd.Task(
-        net,
-        torch.randn(32, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
-        head="regression",
-    )
-    path = find_path(task, 5, draws=10)
-    assert 0.2 < path.sigma_max < 5
+    assert len(path.searched) == 5
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def mlp(classes: int) -> nn.Module:
 def test_any_number_of_classes_and_samples_gives_a_sensible_path(classes: int, samples: int) -> None:
     path = find_path(vd.Task(mlp(classes), rows(samples)), 5, draws=60)
     assert path.reason in ("chance", "plateau")
+    assert (len(path.levels), path.levels[0], path.levels[-1]) == (5, 1e-3, pytest.approx(path.sigma_max))
     assert WEAKEST <= path.sigma_max <= STRONGEST
     assert path.interval[0] <= path.sigma_max <= path.interval[1]
     assert path.rows == min(samples, MAX_SAMPLES) * sum(path.draws)

@@ -13,7 +13,6 @@ import veridical as vd
 from tests.reference import gef as weights
 from veridical.errors import ModelError, VeridicalWarning
 from veridical.explainers import Explainer
-from veridical.testing import tiny_task
 
 KEY = vd.core.Key(3) / "noise"
 PATH = (0.1, 0.5, 1.0)
@@ -60,35 +59,6 @@ def test_a_perturbed_model_that_moves_on_takes_nothing_back(form: str) -> None:
                 torch.testing.assert_close(found["explanation_distortion"][:, draw, z], length)
 
 
-@dataclass(frozen=True)
-class Interrupted(Explainer):
-    """Explains the unperturbed model and is stopped at the first perturbed one."""
-
-    name: ClassVar[str] = "interrupted"
-
-    def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
-        if task.reference is not task:
-            raise KeyboardInterrupt
-        return torch.rand(len(task), task.space.n_features)
-
-
-def test_a_score_that_is_interrupted_leaves_no_noise() -> None:
-    task = tiny_task("image", 4)
-    before = {name: value.clone() for name, value in task.model.state_dict().items()}
-    with pytest.raises(KeyboardInterrupt):
-        vd.score(vd.gef.FastGEF(path=PATH), task, Interrupted())
-    assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_a_gradient_takes_one_pass_a_perturbed_model(together: bool) -> None:
-    """Outputs computed on the way to a gradient are used: no second pass reads how far the model moved."""
-    task, explainer = tiny_task("image", 4), vd.api.as_explainer("gradient")
-    metric = vd.gef.FastGEF(path=PATH, draws=2)
-    cost = metric.score_all(task, {"a": explainer})["a"].cost if together else metric(task, explainer).cost
-    assert (cost.forward, cost.backward) == (4 * (1 + 2 * 3), 4 * (1 + 2 * 3))
-
-
 class Bursting(nn.Module):
     """Answers infinity as soon as its weight is not what it was."""
 
@@ -123,12 +93,3 @@ def test_weights_that_reach_nothing_are_named() -> None:
     with pytest.warns(VeridicalWarning, match="weight noise changes no output"):
         scores = vd.score(vd.gef.FastGEF(path=PATH), task, "gradient")
     assert bool(scores.flags["the model does not move"].all())
-
-
-def test_output_noise_does_not_reach_a_map_made_inside_the_model() -> None:
-    task = tiny_task("image", 3)
-    metric = vd.gef.GEF(form="reference", path=PATH, draws=1, steps=2)
-    scores = vd.score(metric, task, "lrp_epsilon")
-    # clean map, then one map a step and one answer a level: no copies with output noise
-    assert scores.cost.backward == 3 * (1 + 3 * 2)
-    assert not scores.values.isnan().any()
