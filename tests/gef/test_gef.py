@@ -1,7 +1,6 @@
 """GEF: what must hold by theory, the four forms against slow rewrites, and mutants that must fail."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,32 +9,10 @@ from torch import nn
 
 import veridical as vd
 from tests.reference import gef as reference
-from veridical.explainers import Explainer
 from veridical.gef import GEF, FastGEF, find_path, gef_score
 from veridical.gef.forms import least_squares_step
 from veridical.metrics.base import CONSTANT
 from veridical.testing import tiny_task
-
-
-@dataclass(frozen=True)
-class Weights(Explainer):
-    """The exact explanation of a linear model: its weights under the present noise."""
-
-    name: ClassVar[str] = "weights"
-    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
-
-    def attribute(self, task: vd.Task, context: vd.models.Context) -> torch.Tensor:
-        from veridical.explainers.gradients import gradient
-
-        return gradient(task)
-
-
-@dataclass(frozen=True)
-class Ones(Explainer):
-    name: ClassVar[str] = "ones"
-
-    def attribute(self, task: vd.Task, context: vd.models.Context) -> torch.Tensor:
-        return torch.ones(len(task), task.space.n_features)
 
 
 def linear_task(samples: int = 6, features: int = 8) -> vd.Task:
@@ -50,26 +27,26 @@ def linear_task(samples: int = 6, features: int = 8) -> vd.Task:
 
 def test_weights_of_a_linear_model_score_one_when_averaged_first() -> None:
     metric = FastGEF(normalise=False, mean_then_correlate=True, draws=500, path=(0.001, 1.0, 2.0))
-    scores = vd.score(metric, linear_task(), Weights())
+    scores = vd.score(metric, linear_task(), "gradient")
     assert torch.allclose(scores.values, torch.ones(6, dtype=torch.float64))
 
 
 def test_one_direction_makes_every_draw_exact() -> None:
     metric = FastGEF(normalise=False, same_direction=True, draws=7, path=(0.001, 0.3, 0.6, 1.0))
-    scores = vd.score(metric, linear_task(), Weights())
+    scores = vd.score(metric, linear_task(), "gradient")
     assert torch.equal(scores.values, torch.ones(6, dtype=torch.float64))
 
 
 def test_an_exact_explanation_does_not_score_one_per_draw() -> None:
     """Readers must not take the ceiling for quality: fresh draws keep a linear model well below 1."""
     scores = vd.score(
-        FastGEF(normalise=False, draws=20, path=(0.001, 0.5, 1.0, 1.5, 2.0)), linear_task(40), Weights()
+        FastGEF(normalise=False, draws=20, path=(0.001, 0.5, 1.0, 1.5, 2.0)), linear_task(40), "gradient"
     )
     assert 0.5 < scores.mean() < 0.95
 
 
 def test_constant_map_scores_zero_and_is_flagged() -> None:
-    scores = vd.score(FastGEF(path=(0.1, 0.5, 1.0)), linear_task(), Ones())
+    scores = vd.score(FastGEF(path=(0.1, 0.5, 1.0)), linear_task(), "constant")
     assert torch.equal(scores.values, torch.zeros(6, dtype=torch.float64))
     assert scores.flagged == {CONSTANT: 6, "the explanation does not move": 6}
 
@@ -144,8 +121,8 @@ def test_arc_is_at_least_the_chord_and_grows_with_finer_steps() -> None:
 def test_arc_equals_the_chord_where_the_map_is_affine_in_the_weights() -> None:
     task = linear_task()
     path, common = (0.1, 0.5, 1.0), {"normalise": False, "draws": 2}
-    fast = vd.score(FastGEF(path=path, **common), task, Weights())  # type: ignore[arg-type]
-    arc = vd.score(GEF(form="arc", path=path, **common), task, Weights())  # type: ignore[arg-type]
+    fast = vd.score(FastGEF(path=path, **common), task, "gradient")  # type: ignore[arg-type]
+    arc = vd.score(GEF(form="arc", path=path, **common), task, "gradient")  # type: ignore[arg-type]
     assert torch.allclose(fast.details["explanation_distortion"], arc.details["explanation_distortion"])
 
 
