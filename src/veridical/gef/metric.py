@@ -282,15 +282,13 @@ class GEF(ExplainerMetric):
         nothing = self._nothing(found.size)[:, None, None]
         model, explanation = found.model, torch.where(found.explanation <= nothing, 0.0, found.explanation)
         finite = model.isfinite().all(-1, keepdim=True)
-        complete = bool((finite & ~explanation.isnan()).all())
-        if not complete:
-            model, explanation = (torch.where(finite, each, torch.nan) for each in (model, explanation))
+        model, explanation = (torch.where(finite, each, torch.nan) for each in (model, explanation))
         compared = model, explanation
         if self.mean_then_correlate:
             compared = model.nanmean(1, keepdim=True), explanation.nanmean(1, keepdim=True)
         score, degenerate, empty = gef_score(*compared, self.correlate)
         by_draw = draw_scores(*compared, self.correlate)[0]
-        known = None if complete else ~explanation.isnan()
+        known = ~explanation.isnan()
         overflown = ~finite[..., 0].any(-1)
         few = min(KNOWN_LEVELS, model.shape[-1])
         lost = ((~compared[1].isnan()).sum(-1) < few).all(-1) & ~overflown
@@ -303,7 +301,7 @@ class GEF(ExplainerMetric):
             "partial_draws": (~partial.isnan()).sum(-1),
             "draws": finite[..., 0].sum(-1),
             BY_DRAW: by_draw,
-            "maps_missing": (explanation.isnan() & finite).sum((1, 2)),
+            "maps_missing": (~known & finite).sum((1, 2)),
             "model_distortion": model,
             "explanation_distortion": explanation,
         }
@@ -315,7 +313,7 @@ class GEF(ExplainerMetric):
             "the explanation moves as far at every level": (flat & moved).any(-1),
             "the model does not move": empty & ~lost & ~overflown,
             "no explanation": lost,
-            "no explanation at some levels": (explanation.isnan() & finite).any(-1).any(-1) & ~lost,
+            "no explanation at some levels": (~known & finite).any(-1).any(-1) & ~lost,
             "answers are not finite": overflown,
             "draws dropped: answers are not finite": ~finite.all(1)[..., 0] & ~overflown,
             "the map is mostly rounding: float64 gives another": found.checks.rounding,
@@ -379,12 +377,8 @@ def draw_scores(
     model: Tensor, explanation: Tensor, correlation: Callable[..., Tensor] = spearman
 ) -> tuple[Tensor, Tensor]:
     """What each draw gives (N, draws), NaN where it is left out, and where the explanation did not move."""
-    complete = bool((model.isfinite() & ~explanation.isnan()).all())
-    if not complete:
-        explanation = torch.where(model.isfinite().all(-1, keepdim=True), explanation, torch.nan)
-    known = None if complete else ~explanation.isnan()
-    few = min(KNOWN_LEVELS, explanation.shape[-1])
-    enough = known.sum(-1) >= few if known is not None else explanation.shape[-1] >= MIN_LEVELS
+    known = ~explanation.isnan() & model.isfinite().all(-1, keepdim=True)
+    enough = known.sum(-1) >= min(KNOWN_LEVELS, explanation.shape[-1])
     still = ~has_spread(explanation, known) & enough
     kept = has_spread(model, known) & enough
     each = torch.where(still, 0.0, correlation(model, explanation, known))
