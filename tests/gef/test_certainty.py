@@ -124,33 +124,39 @@ def test_randomness_that_no_key_decides_is_flagged() -> None:
 
 
 class Hidden(nn.Module):
-    """One weight in a plain list, one complex, one that is never used."""
+    """Weights in plain containers, complex, in eight bits (a buffer), and one that is never used."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 3)
-        self.loose = [nn.Parameter(torch.ones(3))]
+        self.loose = [nn.Parameter(torch.ones(3)), nn.Linear(3, 3)]
+        self.named = {"last": nn.Linear(3, 3)}
         self.wave = nn.Parameter(torch.ones(2, dtype=torch.complex64))
         self.unused = nn.Parameter(torch.ones(5))
         self.alias = self.linear.weight
+        self.register_buffer("small", torch.randint(-9, 9, (3, 3), dtype=torch.int8))
+        self.register_buffer("order", torch.arange(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) * self.loose[0] * self.wave.real.sum()
+        x = self.loose[1](self.linear(x)[:, self.order]) @ self.small.to(x.dtype)
+        return self.named["last"](x) * self.loose[0] * self.wave.real.sum()
 
 
 def test_the_perturbation_log_says_what_noise_did_not_reach() -> None:
     scores = vd.score(FastGEF(path=PATH), vd.Task(Hidden(), torch.randn(6, 4)), "gradient")
     log = scores.provenance["perturbation_log"]
-    assert set(log["left_out"]) == {"wave", "loose[0]"}
+    layers = [f"{layer}.{what}" for layer in ("loose[1]", "named['last']") for what in ("weight", "bias")]
+    assert set(log["left_out"]) == {"wave", "loose[0]", "small", *layers}
     assert "complex" in log["left_out"]["wave"]
+    assert "int8" in log["left_out"]["small"]
     assert log["still"] == ["unused"]
-    assert log["parameters"] == 12 + 3 + 5 + 2 + 3
-    assert log["perturbed"] == pytest.approx(20 / 25)
+    assert log["parameters"] == 12 + 3 + 5 + 2 + 3 + 2 * (9 + 3) + 9
+    assert log["perturbed"] == pytest.approx(20 / 58)
     assert log["moving"] == pytest.approx(15 / 20)
     assert not log["whole"]
     assert "left out: wave (complex" in log["text"]
     (said,) = incomplete([scores, scores])
-    assert "80.0% of 25 parameters perturbed" in said
+    assert "34.5% of 58 parameters perturbed" in said
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -161,30 +167,6 @@ def test_a_quantised_layer_is_named() -> None:
     assert log.left_out == {"0": "quantised"}
     assert log.perturbed == pytest.approx(27 / (27 + 48))
     assert not log.whole
-
-
-class Unregistered(nn.Module):
-    """Layers in plain containers, which torch does not see; and weights in eight bits, which are buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.named = [nn.Linear(6, 4)], {"last": nn.Linear(4, 3)}
-        self.middle = nn.Linear(4, 4)
-        self.register_buffer("small", torch.randint(-9, 9, (4, 4), dtype=torch.int8))
-        self.register_buffer("order", torch.arange(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.middle(self.layers[0](x)) @ self.small.to(x.dtype) / 9
-        return self.named["last"](x[:, self.order])
-
-
-def test_layers_that_torch_does_not_see_are_named() -> None:
-    log = log_weight_noise(vd.Task(Unregistered(), torch.randn(5, 6)))
-    layers = [f"{layer}.{what}" for layer in ("layers[0]", "named['last']") for what in ("weight", "bias")]
-    assert set(log.left_out) == {*layers, "small"}
-    assert "int8" in log.left_out["small"]
-    assert log.parameters == 20 + 28 + 15 + 16
-    assert log.perturbed == pytest.approx(20 / 79)
 
 
 class Rounded(nn.Module):
@@ -231,12 +213,3 @@ def test_a_whole_model_has_a_whole_log() -> None:
 def test_models_without_weights_to_disturb_are_refused(make: Callable[[], nn.Module], says: str) -> None:
     with pytest.raises(vd.errors.VeridicalError, match=says):
         vd.score(FastGEF(path=PATH), vd.Task(make(), torch.randn(5, 6)), "occlusion")
-
-
-def test_draws_behind_the_partial_correlation_are_counted() -> None:
-    """Where a distortion follows the level exactly nothing is left to correlate: that draw has no partial."""
-    scores = vd.score(FastGEF(path=(0.1, 0.4, 0.8), draws=6), vd.tasks.load("digits")[:8], "gradient")
-    count, partial = scores.details["partial_draws"], scores.details["partial"]
-    assert bool(((count >= 0) & (count <= 6)).all())
-    assert int(count.min()) < 6, "with three levels some draws have none"
-    assert torch.equal(count == 0, partial.isnan())

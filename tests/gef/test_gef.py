@@ -37,14 +37,6 @@ def test_one_direction_makes_every_draw_exact() -> None:
     assert torch.equal(scores.values, torch.ones(6, dtype=torch.float64))
 
 
-def test_an_exact_explanation_does_not_score_one_per_draw() -> None:
-    """Readers must not take the ceiling for quality: fresh draws keep a linear model well below 1."""
-    scores = vd.score(
-        FastGEF(normalise=False, draws=20, path=(0.001, 0.5, 1.0, 1.5, 2.0)), linear_task(40), "gradient"
-    )
-    assert 0.5 < scores.mean() < 0.95
-
-
 def test_constant_map_scores_zero_and_is_flagged() -> None:
     scores = vd.score(FastGEF(path=(0.1, 0.5, 1.0)), linear_task(), "constant")
     assert torch.equal(scores.values, torch.zeros(6, dtype=torch.float64))
@@ -167,19 +159,6 @@ def test_least_squares_step_agrees_with_the_slow_one() -> None:
     exact = outputs @ torch.randn(4, 3, 10, generator=generator, dtype=torch.float64)
     assert bool((least_squares_step(outputs, exact, step)[1] > 1 - 1e-9).all())
     assert bool((fit < 0.5).all())
-
-
-def test_model_is_untouched_also_when_an_explainer_raises() -> None:
-    task = linear_task()
-    before = {n: v.clone() for n, v in task.model.state_dict().items()}
-
-    def breaks(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        model(inputs)
-        raise RuntimeError("midway")
-
-    with pytest.raises(RuntimeError, match="midway"):
-        vd.score(FastGEF(path=(0.1, 0.2, 0.3)), task, breaks)
-    assert all(torch.equal(v, before[n]) for n, v in task.model.state_dict().items())
 
 
 def test_path_of_a_model_that_never_reaches_chance_is_a_plateau() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import veridical as vd
-from veridical.auditing import EFFORTS
 from veridical.gef import IsoSigma
 from veridical.gef.iso_gef import joined_provenance, joined_scores
 
@@ -63,11 +61,3 @@ def test_the_page_of_an_evaluation_says_so(tmp_path: Path) -> None:
     metric = vd.gef.FastGEF(path=(0.1, 0.4, 0.8), draws=1)
     found = vd.evaluate(vd.tasks.load("known/linear")[:3], ["gradient", "random"], [metric])
     assert found.report(tmp_path / "page.html").read_text().count(SENTENCE) == 1
-
-
-@pytest.mark.usefixtures("something_left_out")
-def test_an_audit_says_so(tmp_path: Path) -> None:
-    effort = replace(EFFORTS["glance"], describe=True, gef_draws=5, meta_samples=8, meta_draws=1)
-    found = vd.audit(vd.tasks.load("known/linear"), explainers=["gradient"], effort=effort, samples=24)
-    assert sum(SENTENCE in note for note in found.notes) == 1
-    assert SENTENCE in found.report(tmp_path / "page.html").read_text()

@@ -229,13 +229,6 @@ def test_a_regression_that_gives_one_output_has_no_path() -> None:
         find_path(vd.Task(mlp(1), rows(1), head="regression"))
 
 
-def test_the_search_asks_at_most_four_times_the_rows_of_a_fast_gef() -> None:
-    task = vd.tasks.load("digits")[:64]
-    rows = [find_path(task, 5, key=vd.core.Key(seed)).rows for seed in range(3)]
-    fast = vd.score(FastGEF(path=(0.1, 0.2, 0.3, 0.4, 0.5)), task, "gradient").cost.forward
-    assert sum(rows) / 3 <= 4 * fast
-
-
 def test_a_score_counts_the_path_it_rests_on_whoever_searched_it() -> None:
     task = tiny_task("table")
     first, second = (vd.score(FastGEF(draws=1), task, "gradient") for _ in range(2))

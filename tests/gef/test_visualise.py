@@ -117,12 +117,6 @@ def test_every_form_scores_classes(form: str) -> None:
     assert bool(scores.values.isfinite().all())
 
 
-def test_visualisations_beat_noise_in_gef(digits: vd.Task) -> None:
-    on = class_task(digits)
-    metric = vd.gef.FastGEF(draws=2, path=(0.1, 0.5, 1.0, 1.5, 2.0))
-    assert vd.score(metric, on, Maco(steps=20)).mean() > vd.score(metric, on, "random").mean() + 0.3
-
-
 def test_what_needs_inputs_refuses_classes_and_the_reverse() -> None:
     task = tiny_task("image")
     on = class_task(task)

@@ -37,25 +37,10 @@ class Pinch(Metric):
         return Outcome((task.predictions == task.targets).double() + self.weight * pinch)
 
 
-@dataclass(frozen=True)
-class Confidence(Metric):
-    """The probability of the explained class, a little more for maps that begin with relevance."""
-
-    name: ClassVar[str] = "confidence"
-
-    def evaluate(self, task, explanation, context):
-        values = explanation.values.double()
-        share = values[:, 0].abs() / values.abs().sum(-1).clamp(min=1e-12)
-        places = torch.arange(len(task), device=task.device)
-        chosen = task.probabilities(task.outputs)[places, task.targets].double()
-        return Outcome(chosen * (1 + 0.01 * share))
-
-
 CHEATS = {
     "holds": PredictionHolds(),
     **{f"pinch {of}": Pinch(of) for of in ("first", "mean", "max")},
     "larger pinch": Pinch("first", 1e-3),
-    "confidence": Confidence(),
 }
 HONEST = ["pixel_flipping", "faithfulness_correlation", "rfid_plus", "rfid_minus", "insertion", "infidelity"]
 VALUES = ["sparseness", "complexity"]
