@@ -121,7 +121,7 @@ def test_draws_are_chosen_for_a_wanted_resolution() -> None:
     assert kept.power(0.3) == pytest.approx(0.8, abs=0.15), (
         "the power that was asked for is the power reached"
     )
-    with pytest.raises(vd.errors.InputError, match="effect is between"):
+    with pytest.raises(vd.errors.InputError, match="effect is a finite number above 0"):
         vd.gef.with_draws_for(task, "gradient", 0.0)
 
 
@@ -130,8 +130,10 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         IsoSigma(draws=4)
     with pytest.raises(vd.errors.InputError, match="mean_then_correlate"):
         IsoSigma(mean_then_correlate=True)
-    with pytest.raises(vd.errors.InputError, match="effect is between"):
+    with pytest.raises(vd.errors.InputError, match="effect is a finite number above 0"):
         evidence(*related(0, 0.0)).draws_for(1.5)
+    with pytest.raises(vd.errors.InputError, match="power is between level"):
+        evidence(*related(0, 0.0)).draws_for(power=0.01)
 
 
 def test_a_constant_map_is_flagged() -> None:

@@ -165,10 +165,8 @@ def test_published_keeps_old_maps_in_ipt_and_counts_larger_whatever_the_directio
     assert result.amounts["mpt", "ar"].weights == 2.0
     # deterministic maps are kept, so IPT costs no explanation at all
     assert result.explanations == (1 + 2 * 2 * 2) * len(METHODS)
-    base, far = (
-        result.scores["pixel_flipping"].unperturbed["mpt"],
-        result.scores["pixel_flipping"].perturbed["mpt", "ar"],
-    )
+    scores = result.scores["pixel_flipping"]
+    base, far = scores.unperturbed["mpt"], scores.perturbed["mpt", "ar"]
     kept = result.kept["mpt", "ar"].unsqueeze(-2)
     larger = ((far > base) & kept).sum((-2, -1)) / (kept.sum((-2, -1)) * len(METHODS))
     assert torch.allclose(result["pixel_flipping", "mpt"].vectors[:, 3], larger.double().mean(-1))
@@ -212,14 +210,8 @@ def test_published_gives_re_explaining_metrics_the_old_map_and_nothing_else(tabl
 @pytest.mark.parametrize("modality", ["text", "series"])
 def test_other_inputs_and_the_combined_test(modality, request):
     task = request.getfixturevalue(modality)
-    result = quick(
-        task,
-        ["sparseness", "pixel_flipping"],
-        ["gradient", "occlusion"],
-        tests=("ipt", "mpt", "combined"),
-        ar={"ipt": 3.0, "mpt": 3.0},
-        draws=1,
-    )
+    options = {"tests": ("ipt", "mpt", "combined"), "ar": {"ipt": 3.0, "mpt": 3.0}, "draws": 1}
+    result = quick(task, ["sparseness", "pixel_flipping"], ["gradient", "occlusion"], **options)
     bases = 2 if modality == "text" else 1
     told = sum(int((kept.sum(-1) >= MIN_SAMPLES).sum()) for kept in result.kept.values())
     assert result.explanations == (bases + told) * 2
@@ -284,17 +276,12 @@ def test_regression_needs_epsilon_and_works_with_it():
     ("change", "error", "message"),
     [
         ({"methods": ["gradient"]}, InputError, "at least two, got 1: gradient"),
-        ({"methods": []}, InputError, "got 0: none"),
         ({"metrics": []}, InputError, "at least one metric"),
         ({"metrics": ["sparsness"]}, UnknownNameError, "sparseness"),
         ({"methods": ["gradient", "salience"]}, UnknownNameError, "saliency"),
         ({"metrics": ["pointing_game"]}, NotApplicableError, "masks"),
         ({"methods": ["gradient", "gradcam"]}, NotApplicableError, "gradcam"),
         ({"draws": 0}, InputError, "draws"),
-        ({"iterations": 1.5}, InputError, "iterations"),
-        ({"resamples": -1}, InputError, "resamples"),
-        ({"tests": ("opt",)}, UnknownNameError, "ipt"),
-        ({"ar": -2.0}, InputError, "positive"),
     ],
 )
 def test_mistakes_are_named(table, change, error, message):

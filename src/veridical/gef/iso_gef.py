@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from veridical.core import key as keyed
-from veridical.core.allowed import MANY, Within
+from veridical.core.allowed import MANY, Between, Within
 from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.errors import InputError
@@ -75,21 +75,17 @@ class Evidence:
         """How likely a true mean of `effect` would be told from 0 with as many draws."""
         return 1 - NormalDist().cdf(NormalDist().inv_cdf(1 - level) - effect / max(self.error, 1e-12))
 
-    def draws_for(self, effect: float = 0.2, power: float = 0.8, level: float = 0.05) -> int:
+    @checked
+    def draws_for(self, effect: Between = 0.2, power: Between = 0.8, level: Between = 0.05) -> int:
         """How many draws per level would tell a true mean of `effect` from 0 with that power."""
-        self.check(effect, power, level)
+        if power <= level:
+            raise InputError(f"power is between level and 1, got {power} at level {level}")
         if not math.isfinite(self.error):
             raise InputError(
                 "no sample has an iso-sigma (its maps are NaN?), so no number of draws is enough"
             )
         wanted = effect / (NormalDist().inv_cdf(1 - level) + NormalDist().inv_cdf(power))
         return max(MIN_DRAWS, math.ceil(1 + (self.draws - 1) * (self.error / wanted) ** 2))
-
-    @staticmethod
-    def check(effect: float, power: float, level: float = 0.05) -> None:
-        """Refuse what no number of draws can give."""
-        if not 0 < effect < 1 or not level < power < 1:
-            raise InputError(f"effect is between 0 and 1, power between level and 1; got {effect}, {power}")
 
     def to_json(self) -> dict[str, Any]:
         """The evidence as plain data, with its power at 0.2 and the draws for 80% of it."""
@@ -188,8 +184,8 @@ class IsoSigma(GEF):
 def with_draws_for(
     task: Task,
     explainer: Any,
-    effect: float = 0.2,
-    power: float = 0.8,
+    effect: Between = 0.2,
+    power: Between = 0.8,
     metric: IsoSigma = IsoSigma(),  # noqa: B008 (frozen)
     seed: int = 0,
 ) -> IsoSigma:
@@ -198,7 +194,6 @@ def with_draws_for(
     Estimated from ten draws of the explainer on this task, which the score will share: what is read from them
     is how far shuffled draws scatter, not how far the explanation follows.
     """
-    Evidence.check(effect, power)
     few = replace(metric, draws=PILOT)(task, as_explainer(explainer), Key(seed))
     found = {k: v for k, v in few.provenance["iso_sigma"].items() if k in Evidence.__dataclass_fields__}
     return replace(metric, draws=Evidence(**found).draws_for(effect, power))
