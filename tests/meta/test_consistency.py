@@ -96,6 +96,8 @@ def test_scores_that_rounding_alone_tells_apart_are_ties():
     assert inter_consistency_nr(one, other[None], kept, ties=1e-5).tolist() == [1.0]
     assert inter_consistency_nr(one, other[None], kept).tolist() == [0.5]
     assert inter_consistency_nr(one, other[None], kept, ties=1e-5, published=True).tolist() == [0.5]
+    far = torch.tensor([0.1, torch.inf, 0.5, -torch.inf], dtype=torch.float64)[:, None].expand(4, 8)
+    assert inter_consistency_nr(far, far.flip(0)[None], kept, ties=1e-5).tolist() == [0.0]
     # a share of the sample's largest score: of scores a thousandth as large they would be no ties
     assert inter_consistency_nr(one[:3], other[None, :3], kept, ties=1e-6).tolist() == [pytest.approx(1 / 3)]
 

@@ -81,7 +81,7 @@ def inter_consistency_nr(
 def _levels(scores: Tensor, ties: float) -> Tensor:
     """The scores of a sample (..., L) numbered from the lowest on, tied ones alike."""
     ordered, order = scores.sort(dim=-1)
-    reach = ties * scores.abs().amax(-1, keepdim=True)
+    reach = ties * scores.where(scores.isfinite(), 0.0).abs().amax(-1, keepdim=True)
     higher = ordered.diff(dim=-1, prepend=ordered[..., :1]) > reach
     return torch.empty_like(order).scatter(-1, order, higher.cumsum(-1))
 
