@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +9,6 @@ from torch import Tensor, nn
 import veridical as vd
 from tests.reference import gef as weights
 from veridical.errors import ModelError, VeridicalWarning
-from veridical.explainers import Explainer
 
 KEY = vd.core.Key(3) / "noise"
 PATH = (0.1, 0.5, 1.0)
@@ -29,23 +25,12 @@ class OwnWeights(nn.Module):
         return self.answer.expand(len(x), -1)
 
 
-@dataclass(frozen=True)
-class WeightsThemselves(Explainer):
-    """The map is the parameter of the perturbed model, not a copy of it."""
-
-    name: ClassVar[str] = "weights_themselves"
-
-    def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
-        weights: Tensor = task.predictor.model.answer  # type: ignore[assignment]
-        return weights.expand(len(task), -1)
-
-
 @pytest.mark.parametrize("form", ["fast", "arc", "reference", "jacobian"])
 def test_a_perturbed_model_that_moves_on_takes_nothing_back(form: str) -> None:
     """Answers and maps may be the weights themselves: what was read of a model is what it was then."""
     task = vd.Task(OwnWeights(), torch.zeros(5, 3, dtype=torch.float64))
     metric = weights.of_form(form, path=PATH, draws=2, steps=3, normalise=False)
-    found = vd.score(metric, task, WeightsThemselves()).details
+    found = vd.score(metric, task, lambda model, x, targets: model.answer.expand(len(x), -1)).details
     theta = task.model.answer.detach()
     key = vd.core.Key(0) / "gef" / "noise"
     for draw in range(2):
