@@ -32,7 +32,7 @@ LOWEST = 1e-3
 MAX_SAMPLES = 32
 """Rows on which a path is searched: agreement varies far more between perturbed models than between rows."""
 PUBLISHED_SAMPLES = 256
-"""The same for the published rule, whose tolerance of 0.01 few rows step over: the program takes all it has."""
+"""The same for the published rule, whose tolerance of 0.01 few rows step over; its program takes all."""
 Rule = Literal["fitted", "published"]
 WEAKEST, STRONGEST = 0.02, 10.2
 """Noise at which the search begins and above which it does not go."""
