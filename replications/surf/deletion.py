@@ -148,9 +148,8 @@ def pixel_deletion(
     if isinstance(fill, str) and fill not in ("inpainting", "masked"):
         raise InputError(f"pixels are filled by a number, 'inpainting' or 'masked'; got {fill!r}")
     maps = split.collect(inputs, spatial=True)
-    side = round(maps.values.shape[1] ** 0.5)
-    if side**2 != maps.values.shape[1]:
-        raise NotApplicableError(f"the map has {maps.values.shape[1]} positions, which form no square")
+    if maps.grid is None:
+        raise NotApplicableError(f"the {maps.values.shape[1]} positions of a sample form no map")
     owner = maps.outputs.argmax(1)
     codes = concepts.project(maps.vectors).reshape(*maps.values.shape[:2], *concepts.vectors.shape[:2])
     every = torch.arange(len(inputs), device=inputs.device)
@@ -163,7 +162,7 @@ def pixel_deletion(
     active = (own > share * own.amax(1, keepdim=True)) & (own > 0)
     gone = active.cumsum(-1) > 0
     count = gone.shape[-1]
-    grid = gone.movedim(2, 1).reshape(-1, count, side, side).to(inputs.dtype)
+    grid = gone.movedim(2, 1).reshape(-1, count, *maps.grid).to(inputs.dtype)
     mask = interpolate(grid, inputs.shape[2:], mode="nearest") > 0.5
     values = torch.ones(len(inputs), count + 1, dtype=torch.float64, device=inputs.device)
     for k in range(count):

@@ -183,6 +183,9 @@ def test_outputs_without_concepts_are_counted_and_named(head, train, test):
     assert found.verdict.places[0].bare == 3
     assert "without any concepts, whose surrogate is the bias: pca (of 3)" in repr(found.verdict)
     assert "pca: output 0 has no concepts: never predicted" in repr(found)
+    assert "3 outputs without concepts" in repr(found.splits["pca"])
+    curve = vd.concepts.parsimony("pca", one, test, head, counts=(1, 2))
+    assert "outputs without concepts: 3 at 1, 3 at 2" in repr(curve)
 
 
 def check_gap(between) -> None:

@@ -66,6 +66,30 @@ def test_what_is_outside_a_segment_is_never_seen():
     assert torch.allclose(MaskedModel(one, "0")(flat, inner), middle, atol=1e-12)
 
 
+class Functional(nn.Module):
+    """A convolution that is called with a few of its arguments, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.relu, self.fc = nn.Parameter(torch.ones(5, 2, 3, 3)), nn.ReLU(), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.relu(nn.functional.conv2d(x, self.weight, padding=1)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("padding", ["same", "named", 1])
+def test_a_convolution_is_masked_however_it_is_called(padding):
+    net = small_net()
+    if padding == "named":
+        net = Functional().double()
+    else:
+        net[0] = nn.Conv2d(2, 5, 3, padding=padding, bias=False).double()
+    images = task_of().inputs
+    parts = vd.concepts.split(vd.Task(net, images, train=images))
+    whole = vd.concepts.segment_embeddings(parts, images, lambda x: torch.zeros(len(x), 8, 8))
+    assert torch.allclose(whole.values, parts.test().values, atol=1e-12)
+
+
 def test_one_row_a_segment_under_the_class_of_its_image():
     task = task_of()
     parts = vd.concepts.split(task)

@@ -125,7 +125,8 @@ def test_pictures_show_the_strongest_patches():
     codes = maps.values[:, :, 1]
     assert int(samples[1, 0]) == int(codes.amax(1).argmax())
     assert int(where[1, 0]) == int(codes[samples[1, 0]].argmax())
-    assert torch.equal(patch(task.inputs[0], 0, 64), task.inputs[0][:, :3, :3])
+    assert torch.equal(patch(task.inputs[0], 0, (8, 8)), task.inputs[0][:, :3, :3])
+    assert torch.equal(patch(task.inputs[0], 7, (2, 4)), task.inputs[0][:, 4:7, 5:])
     figure = vd.concepts.concept_grid(concepts, maps, parts.head, task.inputs, output=1, patches=3)
     assert len(figure.axes) == 2 * 3 + 2
     assert figure.axes[0].get_ylabel() == "concept 1"

@@ -190,6 +190,16 @@ def test_three_ways_to_delete_pixels():
         pixel_deletion(concepts, parts, task.inputs, "grey")  # type: ignore[arg-type]
 
 
+def test_pixels_of_maps_that_are_not_square_are_deleted():
+    """They were refused: a map's shape was guessed from how many positions it has."""
+    task = bright_task()
+    wide = torch.cat([task.inputs, torch.full((3, 1, 4, 3), 0.1)], -1)
+    parts = vd.concepts.split(vd.Task(task.model, wide))
+    assert parts.test(spatial=True).take(slice(1)).grid == (4, 7)
+    concepts = Concepts.of(torch.ones(1, 1), torch.ones(2, 1))
+    assert pixel_deletion(concepts, parts, wide[:2]).mean.tolist() == [1.0, 0.0]
+
+
 def test_masked_deletion_counts_its_rows():
     task = bright_task()
     parts = vd.concepts.split(task)

@@ -493,6 +493,9 @@ class Parsimony:
         found = self.suggested()
         end = "no plateau up to there" if found is None else f"plateau at {found}"
         end = "one point, so no plateau" if len(self.counts) == 1 else end
+        pairs = zip(self.counts, self.judgements, strict=True)
+        bare = [f"{len(found.flags)} at {k}" for k, found in pairs if found.flags]
+        end += f"; outputs without concepts: {', '.join(bare)}" if bare else ""
         return f"Parsimony of {self.method}, SURF_MAE by concepts: {curve}; {end}"
 
 

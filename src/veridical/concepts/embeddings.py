@@ -119,6 +119,8 @@ class Embeddings:
     """What the rows are, which concept methods check; None where the caller vouches for them."""
     seen: Tensor | None = None
     """What the head sees (N, D) where that is not the mean of a sample's vectors: one token, say."""
+    grid: tuple[int, int] | None = None
+    """Rows and columns of the map that a sample's positions are, row by row; a square where it may be one."""
 
     def __post_init__(self) -> None:
         for name in ("values", "outputs", "ids", "labels", "seen"):
@@ -137,6 +139,9 @@ class Embeddings:
             raise ShapeError(f"outputs have shape {tuple(self.outputs.shape)}; expected (samples, outputs)")
         if self.seen is not None and self.seen.shape != (count, self.dimension):
             raise ShapeError(f"what the head sees has shape {tuple(self.seen.shape)} for embeddings {shape}")
+        if self.grid is None and self.spatial:
+            side = round(self.values.shape[1] ** 0.5)
+            object.__setattr__(self, "grid", (side, side) if side**2 == self.values.shape[1] else None)
         largest = float(torch.stack(self.values.aminmax()).abs().max())
         if largest and not _LEAST <= largest <= _MOST:
             raise InputError(
@@ -190,7 +195,9 @@ class Embeddings:
 
     def as_pooled(self) -> Embeddings:
         """One vector of each sample: what the head sees."""
-        return replace(self, values=self.pooled, seen=None, kind="pooled") if self.spatial else self
+        if not self.spatial:
+            return self
+        return replace(self, values=self.pooled, seen=None, kind="pooled", grid=None)
 
     def take(self, index: Tensor | slice) -> Embeddings:
         """Some of the samples."""
@@ -198,5 +205,6 @@ class Embeddings:
         for name in ("values", "outputs", "ids", "labels", "seen"):
             held = getattr(self, name)
             object.__setattr__(part, name, None if held is None else held[index])
-        object.__setattr__(part, "kind", self.kind)
+        for name in ("kind", "grid"):
+            object.__setattr__(part, name, getattr(self, name))
         return part

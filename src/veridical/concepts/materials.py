@@ -107,15 +107,16 @@ class _Masked(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not conv2d:
             return func(*args, **(kwargs or {}))
-        given, weight, bias, *how = args
-        inside = adaptive_max_pool2d(self.mask, given.shape[2:])
-        kernel = torch.ones(1, 1, *weight.shape[2:]).to(self.mask)
+        named = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+        held = {**dict(zip(named, args, strict=False)), **(kwargs or {})}
+        inside = adaptive_max_pool2d(self.mask, held["input"].shape[2:])
+        kernel = torch.ones(1, 1, *held["weight"].shape[2:]).to(self.mask)
+        how = {name: held[name] for name in ("stride", "padding", "dilation") if name in held}
         # against the cells that the whole image would have met, so that zero padding keeps its own effect
-        whole, met = (
-            conv2d(cells, kernel, None, *how[:3]) for cells in (torch.ones_like(inside[:1]), inside)
-        )
-        bias = 0.0 if bias is None else bias[:, None, None]
-        return (func(given * inside, *args[1:]) - bias) * (whole / met.clamp(min=1)) + bias
+        whole, met = (conv2d(cells, kernel, **how) for cells in (torch.ones_like(inside[:1]), inside))
+        bias = 0.0 if held.get("bias") is None else held["bias"][:, None, None]
+        seen = func(**{**held, "input": held["input"] * inside})
+        return (seen - bias) * (whole / met.clamp(min=1)) + bias
 
 
 def segment_embeddings(

@@ -94,8 +94,12 @@ class Judgement:
     def __repr__(self) -> str:
         summary = self.summary
         parts = [f"{LABELS[n]} {shown(n, summary[n])}" for n in LABELS if n in summary]
-        flagged = f"; {len(self.flags)} outputs without concepts" if self.flags else ""
-        return f"{self.measure} of {self.method} over {len(self.ids)} samples: {', '.join(parts)}{flagged}"
+        return f"{self.measure} of {self.method} over {len(self.ids)} samples: {', '.join(parts)}{self.bare}"
+
+    @property
+    def bare(self) -> str:
+        """How many outputs have no concepts, in words; nothing where all have."""
+        return f"; {len(self.flags)} outputs without concepts" if self.flags else ""
 
 
 def shown(name: str, value: float) -> str:
@@ -434,6 +438,7 @@ class ErrorSplit:
         return (
             f"SURF_MAE of {self.own.method} {self.own.mae:.4g} = concepts {self.concepts:.4g} + importances "
             f"{self.importances:.4g}; RMSE {self.own.rmse:.4g}, fitted importances {self.fitted.rmse:.4g}"
+            + self.own.bare
         )
 
 

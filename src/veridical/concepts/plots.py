@@ -29,15 +29,14 @@ def strongest(concepts: Concepts, embeddings: Embeddings, output: int, count: in
     return samples, where.T.gather(1, samples)
 
 
-def patch(image: Tensor, where: int, positions: int, size: float = 0.4) -> Tensor:
+def patch(image: Tensor, where: int, grid: tuple[int, int] | None, size: float = 0.4) -> Tensor:
     """The part of an image (C, H, W) around a cell of the map; the whole image where there is no map."""
-    side = round(positions**0.5)
-    if positions == 1 or side**2 != positions:
+    if grid is None or grid == (1, 1):
         return image
     high, wide = image.shape[1:]
     tall, broad = max(1, round(size * high)), max(1, round(size * wide))
-    top = round((where // side + 0.5) / side * high - tall / 2)
-    left = round((where % side + 0.5) / side * wide - broad / 2)
+    top = round((where // grid[1] + 0.5) / grid[0] * high - tall / 2)
+    left = round((where % grid[1] + 0.5) / grid[1] * wide - broad / 2)
     top, left = min(max(0, top), high - tall), min(max(0, left), wide - broad)
     return image[:, top : top + tall, left : left + broad]
 
@@ -93,11 +92,10 @@ def concept_grid(
         figure = pyplot().figure(figsize=(shown + 5.4, len(order) + 0.9), layout="constrained")
     grid = figure.add_gridspec(len(order), shown + 5)
     samples, where = strongest(concepts, embeddings, output, shown)
-    positions = embeddings.values.shape[1] if embeddings.spatial else 1
     for row, k in enumerate(order.tolist()):
         for column in range(shown):
             ax = figure.add_subplot(grid[row, column])
-            _show_patch(ax, inputs[int(samples[k, column])], int(where[k, column]), positions)
+            _show_patch(ax, inputs[int(samples[k, column])], int(where[k, column]), embeddings.grid)
             if column == 0:
                 ax.set_ylabel(f"concept {k}", fontsize=8)
     bars = figure.add_subplot(grid[:, shown : shown + 2])
@@ -108,11 +106,11 @@ def concept_grid(
     return figure
 
 
-def _show_patch(ax: Axes, image: Tensor, where: int, positions: int) -> None:
+def _show_patch(ax: Axes, image: Tensor, where: int, grid: tuple[int, int] | None) -> None:
     """The part of an image that activates a concept, in the colours it has in the image as a whole."""
     whole = as_image(image)
     channels = whole[None] if whole.dim() == 2 else whole.movedim(-1, 0)
-    part = patch(channels, where, positions).movedim(0, -1).squeeze(-1)
+    part = patch(channels, where, grid).movedim(0, -1).squeeze(-1)
     # a dozen pixels are a mosaic that the eye cannot read
     smooth = "bilinear" if len(part) < SMALL else "antialiased"
     ax.imshow(part.numpy(), interpolation=smooth, cmap="gray", vmin=0, vmax=1)

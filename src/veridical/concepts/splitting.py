@@ -191,11 +191,14 @@ class Split:
             )
         apart = spatial and at.read != "mean"
         predictor, own = self.task.predictor, self.task.predictor.output
+        grid: list[tuple[int, ...]] = []
 
         def joined(found: tuple[Any, Tensor]) -> Tensor:
             """Outputs and embeddings of a row side by side: the predictor carries one tensor."""
             outputs = own(found[0])
             each = as_positions(found[1], at.channels_last).to(outputs)
+            if found[1].dim() == 4 and not at.channels_last:
+                grid[:] = [tuple(found[1].shape[2:])]
             parts = [seen_of(each, at, outputs)] if apart or not spatial else []
             return torch.cat([outputs, *parts, *([each.flatten(1)] if spatial else [])], 1)
 
@@ -209,7 +212,7 @@ class Split:
             values, seen = values[:, 1:], values[:, 0]
         # a layer with one vector per sample has one position
         kind: Kind = "positions" if spatial or not self.positions else "pooled"
-        made = Embeddings(values, outputs, ids, labels, kind, seen)
+        made = Embeddings(values, outputs, ids, labels, kind, seen, grid[0] if spatial and grid else None)  # type: ignore[arg-type]
         self._check_linear(made)
         return made
 

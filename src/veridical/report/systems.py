@@ -159,7 +159,6 @@ def _grid(task: Task, found: Concepts, seen: Embeddings, output: int) -> list[di
     present = found.present[0 if found.shared else output]
     order = weights.abs().masked_fill(~present, -1).argsort(descending=True, stable=True)
     samples, where = strongest(found, seen, output, min(PATCHES, len(seen)))
-    positions = seen.values.shape[1] if seen.spatial else 1
     return [
         {
             "concept": k,
@@ -167,7 +166,7 @@ def _grid(task: Task, found: Concepts, seen: Embeddings, output: int) -> list[di
             "patches": [
                 {
                     "id": int(task.ids[int(sample)]),
-                    "picture": image_address(patch(task.inputs[int(sample)], int(place), positions)),
+                    "picture": image_address(patch(task.inputs[int(sample)], int(place), seen.grid)),
                 }
                 for sample, place in zip(samples[k].tolist(), where[k].tolist(), strict=True)
             ],

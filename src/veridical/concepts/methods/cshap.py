@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from veridical.concepts.methods.base import (
 )
 from veridical.core.allowed import Count, Positive
 from veridical.core.key import Key, as_key, integers, normal, uniform
-from veridical.errors import InputError
+from veridical.errors import InputError, VeridicalWarning
 from veridical.explainers.shapley import KernelShap
 from veridical.functional import pearson
 from veridical.values.task import Task
@@ -194,7 +195,9 @@ class ConceptSHAP(ConceptMethod):
         left, budget = torch.arange(len(outputs), device=vectors.device), min(_FIRST, self.coalitions)
         while len(left):
             some, half = task[left], KernelShap(budget=max(3, budget // 2))
-            one, other = (half(some, key / budget / name).values.double() for name in ("one", "other"))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", VeridicalWarning)  # of maps; the note tells the reliability
+                one, other = (half(some, key / budget / name).values.double() for name in ("one", "other"))
             # no spread, or a single vector, leaves nothing that two draws could disagree about
             alike = pearson(one, other).nan_to_num(1.0)
             values[left], reliable[left] = (one + other) / 2, 2 * alike / (1 + alike).clamp(min=1e-12)
