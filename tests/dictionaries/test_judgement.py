@@ -16,6 +16,7 @@ from veridical.cli.app import app
 from veridical.core.key import Key
 from veridical.dictionaries import (
     Bench,
+    Standing,
     Superposition,
     TopK,
     Trust,
@@ -180,6 +181,18 @@ def test_one_dictionary_is_judged_beside_controls(bench: Bench) -> None:
         found = judge_one(own, bench, RECIPE, measures=["tpp"], **few)
         assert list(found.table["verdict"]) == ["unknown"]
         assert "Unknown (no controls, or fewer than 3 trainings of each): tpp." in repr(found)
+
+
+def test_a_row_shows_the_control_that_decides_and_says_what_has_no_value() -> None:
+    """A dictionary worse than a steady control stood beside a noisy one that it was not told apart from."""
+    own, spread = torch.linspace(0.99, 1.01, 8)[None], torch.tensor([[-1.0], [0.0], [1.0]])
+    controls = {"noisy": own + 0.5 * spread, "steady": own + 0.1 + 1e-3 * spread}
+    without = {name: value * torch.nan for name, value in {"dictionary": own, **controls}.items()}
+    found = Standing({"tpp": {"dictionary": own, **controls}, "scr": without}, {}, "About")
+    row = found.table.iloc[0]
+    assert (row["verdict"], row["nearest control"]) == ("worse", "steady")
+    assert row["to"] < 0
+    assert repr(found) == "About\nWorse than a control: tpp.\nWithout a value on these samples: scr."
 
 
 def test_damage_is_nested(bench: Bench) -> None:

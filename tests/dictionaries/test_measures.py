@@ -372,6 +372,23 @@ def test_padding_is_neither_judged_nor_replaced() -> None:
     assert torch.equal(torch.cat(changed), words)
 
 
+class Attending(Words):
+    """A classifier that is told which tokens are words."""
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        return self.head((self.block(self.embed(tokens)) * attention_mask[..., None]).mean(1))
+
+
+def test_an_attention_mask_tells_padding_too() -> None:
+    """Only a space told it: where tokenizers give a mask beside the tokens, padding counted."""
+    tokens = torch.randint(1, 20, (16, 7), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(7) < torch.arange(16)[:, None] % 6 + 2).long()
+    task = vd.Task(Attending(), tokens * mask, side={"attention_mask": mask})
+    rows = vd.dictionaries.activations(task, "block", axis=-1)
+    bench = Bench(task, "block", rows, axis=-1, parts=2)
+    assert len(bench.test) == len(rows) == int(mask.sum())
+
+
 def test_what_does_not_apply_says_why() -> None:
     task = vd.tasks.load("digits")[:32]
     name = next(n for n, m in task.model.named_modules() if isinstance(m, nn.Conv2d))

@@ -49,10 +49,12 @@ def activations(task: Task, layer: str, *, axis: int = 1, end: End = "output") -
 
 
 def _words(task: Task, positions: int) -> Tensor:
-    """Which of so many positions (N, J) are no padding."""
+    """Which of so many positions (N, J) are no padding, by the space or else by a mask beside the inputs."""
     valid = task.space.valid
+    if valid is None and isinstance(task.side, dict):
+        valid = task.side.get("attention_mask")
     if task.modality == "text" and valid is not None and valid.shape[1] == positions:
-        return valid.to(task.device)
+        return valid.to(task.device).bool()
     return torch.ones(len(task), positions, dtype=torch.bool, device=task.device)
 
 

@@ -72,13 +72,16 @@ class Standing:
         gaps = {name: beyond(own, value) for name, value in each.items()}
         nearest = min(gaps, key=lambda name: gaps[name][int(seeds >= MIN_SEEDS)], default=None)
         least = 1e-5 * float(own.abs().nan_to_num(0).max())  # the last bits of an identity are no difference
-        if not gaps or any(math.isnan(bound) for gap in gaps.values() for bound in gap):
+        if math.isnan(mean):
+            verdict = "undefined"
+        elif not gaps or any(math.isnan(bound) for gap in gaps.values() for bound in gap):
             verdict = "unknown"
         elif all(gap[1] > least for gap in gaps.values()):
             verdict = "better"
         else:
-            worse = any(gap[2] < -least for gap in gaps.values())
-            verdict = "worse" if worse else "not told apart"
+            beating = min(gaps, key=lambda name: gaps[name][2])
+            worse = gaps[beating][2] < -least
+            verdict, nearest = ("worse", beating) if worse else ("not told apart", nearest)
         gap = gaps[nearest] if nearest else (math.nan,) * 3
         return {
             "metric": metric,
@@ -106,6 +109,7 @@ class Standing:
             "better": "Better than every control",
             "worse": "Worse than a control",
             "not told apart": "Not told apart from a control",
+            "undefined": "Without a value on these samples",
             "unknown": f"Unknown (no controls, or fewer than {MIN_SEEDS} trainings of each)",
         }
         found = self.table.groupby("verdict")["metric"].agg(", ".join)
@@ -152,7 +156,8 @@ def judge_one(
     -------
     Standing
         Every metric with its 95% interval over samples, and how far the dictionary lies ahead of the nearest
-        control, with an interval over samples and trainings of the control. "better" needs all controls.
+        control (where "worse" the one surely ahead), with an interval over samples and trainings of the
+        control. "better" needs all controls.
 
     Raises
     ------
