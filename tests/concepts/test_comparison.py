@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +94,13 @@ def test_a_task_supplies_positions_and_crops():
     assert "no images" in refused["craft"]
 
 
+def test_superpixels_that_cannot_be_had_are_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "skimage.segmentation", None)
+    found = vd.concepts.compare(image_task(), [vd.concepts.HUMCD(1), PCA(1)])
+    assert list(found.judgements) == ["pca"]
+    assert "scikit-image" in found.refused["hu-mcd"]
+
+
 @pytest.mark.extras
 def test_a_task_supplies_segments():
     pytest.importorskip("skimage")
@@ -172,6 +180,16 @@ def test_no_verdict_changes_when_another_entry_joins(head, train, test, seed):
     assert list(after) == list(before)
     if more.verdict.best in before:
         assert more.verdict.best == labels[few.verdict.best]
+
+
+def test_an_entry_that_cannot_be_fitted_takes_no_other_with_it(head, train, test):
+    """It ended the comparison, the verdict on all others with it; alone it is a mistake."""
+    few = vd.concepts.compare(train, [PCA(2)], test=test, head=head)
+    more = vd.concepts.compare(train, [PCA(2), vd.concepts.CDISCO(13)], test=test, head=head)
+    assert more.verdict.places == few.verdict.places
+    assert "13 concepts in 12 dimensions" in more.refused["cdisco"]
+    with pytest.raises(InputError, match="13 concepts in 12 dimensions"):
+        vd.concepts.compare(train, [vd.concepts.CDISCO(13)], test=test, head=head)
 
 
 def test_outputs_without_concepts_are_counted_and_named(head, train, test):

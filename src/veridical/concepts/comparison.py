@@ -27,7 +27,7 @@ from veridical.concepts.splitting import Split
 from veridical.core.allowed import Count
 from veridical.core.key import Key, as_key, integers
 from veridical.core.settings import checked
-from veridical.errors import InputError, NotApplicableError
+from veridical.errors import InputError, MissingExtraError, NotApplicableError
 from veridical.functional import pearson
 from veridical.plots import COLOURS, axes
 from veridical.values.tables import text_table
@@ -347,7 +347,7 @@ def compare(
         A task, or its `split`, which brings train rows, inputs to judge on and the head; or train embeddings.
     methods
         Concept methods, names of them, ready `Concepts` and loaded dictionaries, in a list or in a mapping
-        from labels. One that does not apply is left out, with its reason.
+        from labels. One that does not apply, or cannot be fitted here, is left out, with its reason.
     seed
         Keys the draws of methods and controls.
     seeds
@@ -368,7 +368,7 @@ def compare(
     Raises
     ------
     InputError
-        No method is given, or embeddings come without test rows or head.
+        No method is given, or none can be fitted; embeddings come without test rows or head.
     """
     rows, own, test, head = materials_of(train, test, head, materials, layer)
     chosen = entries(methods)
@@ -387,7 +387,10 @@ def compare(
         often = keys if isinstance(item, ConceptMethod) and item.stochastic else keys[:1]
         try:
             fits = [replace(rows.concepts(item, head, each), method=label) for each in often]
-        except NotApplicableError as error:
+        except (NotApplicableError, InputError, MissingExtraError) as error:
+            last = len(refused) + 1 == len(chosen)
+            if last and not isinstance(error, NotApplicableError):
+                raise  # nothing is left to compare
             refused[label] = str(error)
             continue
         found = [judge(fits[0], test, head)]
