@@ -50,7 +50,7 @@ def judging(rows: int, width: int, classes: int, rounds: int = 15) -> None:
     """
     embeddings, head = planted(rows, width, classes)
     concepts = vd.concepts.random_concepts(head)
-    other = concepts.surrogate_of(head).weight  # type: ignore[attr-defined]
+    other = torch.einsum("ck,ckd->cd", concepts.importances, concepts.vectors)
 
     def bare() -> None:
         for h in embeddings.values.split(256):

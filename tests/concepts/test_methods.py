@@ -17,7 +17,6 @@ from veridical.concepts import (
     NMF,
     PCA,
     SAE,
-    Dictionary,
     Embeddings,
     Head,
     KMeans,
@@ -93,20 +92,6 @@ def test_craft_weighs_by_variance(head, train):
     pull = codes * (concepts.vectors[1] @ head.weight[1])
     exact = (pull.square() / pull.square().sum(-1, keepdim=True)).mean(0)
     assert torch.allclose(concepts.importances[1], exact, atol=0.02)
-
-
-def test_topk_keeps_k_and_codes_are_by_hand():
-    encoder = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 0.0]])
-    bias, centre, decoder = torch.tensor([0, 0.5, 0, 0]), torch.tensor([1.0, 0.0]), torch.eye(2).repeat(2, 1)
-    h = torch.tensor([[3.0, 1.0], [0.0, -9.0]])
-    before = torch.tensor([[2.0, 1.5, 3.0, -2.0], [-1.0, -8.5, -10.0, 1.0]])
-    parts = (encoder, bias, decoder, centre)
-    relu = Dictionary(*parts).codes(h)[:, 0]
-    assert torch.equal(relu, before.clamp(min=0))
-    topk = Dictionary(*parts, "topk", 2).codes(h)[:, 0]
-    assert torch.equal(topk, torch.tensor([[2.0, 0, 3.0, 0], [0, 0, 0, 1.0]]))
-    jump = Dictionary(*parts, "jumprelu", None, torch.tensor([2.5, 1.0, 2.5, 2.0])).codes(h)[:, 0]
-    assert torch.equal(jump, torch.tensor([[0.0, 1.5, 3.0, 0], [0, 0, 0, 0]]))
 
 
 @pytest.mark.parametrize("activation", ["topk", "relu"])

@@ -25,13 +25,11 @@ from veridical.dictionaries import (
     family,
     judge,
     judge_one,
-    plot_family,
     plot_trust,
     train,
 )
 from veridical.dictionaries.standing import beyond
 from veridical.dictionaries.trust import agreement, concordance, separation, smallest_difference, verdict
-from veridical.errors import InputError
 from veridical.values.scores import Direction
 
 mpl.use("Agg")
@@ -228,9 +226,6 @@ def test_results_are_written_and_drawn(found: Trust, tmp_path: Path) -> None:
     ]
     assert len(found.to_frame()) == len(FAST) * len(found.entries) * 3 * 8
     assert plot_trust(found).get_xlabel().startswith("(trained")
-    assert plot_family(found, "tpp").get_ylabel() == "tpp"
-    with pytest.raises(InputError, match="'ttp'"):
-        plot_family(found, "ttp")
     assert "dictionary metrics" in repr(found)
 
 

@@ -182,8 +182,11 @@ class Concepts:
     def surrogate_of(self, head: Head) -> Callable[[Tensor], Tensor]:
         """The surrogate as a function of embeddings; where it is linear, one matrix made once."""
         if isinstance(self.projection, Linear):
-            weight, taken = collapsed(self.projection, self.importances)
-            constant = head.bias + self.offset - taken
+            own = self.projection.rows.expand(self.n_outputs, -1, -1)
+            weight = torch.einsum("ck,ckd->cd", self.importances, own)
+            constant = head.bias + self.offset
+            if self.projection.centre is not None:
+                constant = constant - (weight * self.projection.centre).sum(-1)
             return lambda h: torch.addmm(constant, (h.mean(1) if h.dim() == 3 else h).double(), weight.T)
 
         def outputs(h: Tensor) -> Tensor:
@@ -199,17 +202,6 @@ class Concepts:
         else:
             found = torch.einsum("nck,ck->nc", codes, self.importances)
         return found + head.bias + self.offset
-
-
-def collapsed(projection: Linear, importances: Tensor) -> tuple[Tensor, Tensor]:
-    """A linear surrogate as one matrix (C, D) and what its centre takes away: no codes are needed."""
-    if len(projection.rows) == 1:
-        weight = importances @ projection.rows[0]
-    else:
-        weight = torch.einsum("ck,ckd->cd", importances, projection.rows)
-    if projection.centre is None:
-        return weight, importances.new_zeros(len(importances))
-    return weight, (weight * projection.centre).sum(-1)
 
 
 def _check_vectors(vectors: Tensor, reading: Reading) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from veridical.concepts.concepts import Concepts, Linear
 from veridical.concepts.embeddings import Embeddings, Head
-from veridical.concepts.measures import LABELS, Judgement, chunks, ice_eval, judge, shown
+from veridical.concepts.measures import LABELS, Judgement, ice_eval, judge, shown
 from veridical.concepts.splitting import Split, split
 from veridical.core.allowed import Count
 from veridical.core.key import Key, as_key, normal, uniform
@@ -93,14 +93,11 @@ def rank_optimum(embeddings: Embeddings, head: Head, n_concepts: Count) -> Conce
     """
     if not 1 <= n_concepts <= min(head.weight.shape):
         raise InputError(f"n_concepts is between 1 and {min(head.weight.shape)} here, got {n_concepts}")
-    h = embeddings.pooled
-    centre = torch.stack([part.double().sum(0) for part in h.split(4096)]).sum(0) / len(h)
-    spread = head.weight.new_zeros(head.dimension, head.dimension)
-    for piece in chunks(len(h), head.dimension):
-        away = h[piece].double() - centre
-        spread += away.T @ away
+    h = embeddings.pooled.double()
+    centre = h.mean(0)
+    reach = (h - centre) @ head.weight.T
     # F S F^T has the left singular vectors of F S^(1/2): no root of S is needed
-    _, left = torch.linalg.eigh(head.weight @ spread @ head.weight.T / len(h))
+    _, left = torch.linalg.eigh(reach.T @ reach / len(h))
     left = left[:, -n_concepts:].flip(1)
     rows = left.T @ head.weight
     length = rows.norm(dim=-1).clamp(min=1e-300)

@@ -7,7 +7,7 @@ from veridical.dictionaries.controls import controls, damaged, family
 from veridical.dictionaries.measures import MEASURES, Measure
 from veridical.dictionaries.planted import Superposition, assign, chance_mcc, mcc, truth_scores
 from veridical.dictionaries.standing import Standing, judge_one
-from veridical.dictionaries.trust import Trust, judge, plot_family, plot_trust
+from veridical.dictionaries.trust import Trust, judge, plot_trust
 
 __all__ = [
     "Superposition",
@@ -37,5 +37,4 @@ __all__ = [
     "judge_one",
     "Standing",
     "plot_trust",
-    "plot_family",
 ]

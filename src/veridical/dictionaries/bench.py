@@ -82,14 +82,14 @@ def fit(rows: Tensor, labels: Tensor) -> Probes:
     With one weight per class the weighted least-squares direction is that of linear discriminants, so it is
     fitted on all rows at once and each bias is set half-way between the two classes' means.
     """
-    x, y = rows.double(), labels.double()
-    x_mean, y_mean = x.mean(0), y.mean(0)
-    x, y = x - x_mean, y - y_mean
+    x, member = rows.double(), labels.double()
+    x_mean, y_mean = x.mean(0), member.mean(0)
+    x, y = x - x_mean, member - y_mean
     gram = x.T @ x / len(x)
     gram.diagonal().add_(RIDGE * gram.diagonal().mean().clamp(min=1e-12))
     weight = torch.linalg.solve(gram, x.T @ y / len(x))
     outputs = x @ weight
-    on, off = _class_means(outputs, labels)
+    on, off = ((outputs * own).sum(0) / own.sum(0).clamp(min=1) for own in (member, 1 - member))
     half = (on - off).clamp(min=1e-12)
     return Probes(weight / half, 0.5 - (x_mean @ weight + (on + off) / 2) / half)
 
@@ -102,14 +102,6 @@ def fit_logistic(rows: Tensor, labels: Tensor) -> Probes:
     found = [solver.fit(x, y).coef_[0].tolist() + solver.intercept_.tolist() for y in labels.T.cpu().numpy()]
     parts = torch.tensor(found, dtype=torch.float64, device=rows.device)
     return Probes(parts[:, :-1].T, parts[:, -1] + 0.5)  # decided at 0.5, as the others
-
-
-def _class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of each column over rows that have its property, and over the others (L,)."""
-    on, off = (
-        (values * y).sum(0) / y.sum(0).clamp(min=1) for y in (labels.to(values), 1 - labels.to(values))
-    )
-    return on, off
 
 
 @dataclass(frozen=True, eq=False)

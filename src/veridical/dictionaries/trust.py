@@ -385,22 +385,3 @@ def plot_trust(found: Trust, ax: Axes | None = None) -> Axes:
         ax.barh([], [], color=_SHADES.get(name, COLOURS[1]), label=name)
     ax.legend(frameon=False, fontsize="small", loc="lower right")
     return ax
-
-
-def plot_family(found: Trust, metric: str, ax: Axes | None = None) -> Axes:
-    """One metric on every dictionary, seed by seed, against truth where it is known."""
-    if metric not in found.values:
-        raise unknown_name("metric of this judgement", metric, found.values)
-    ax = axes(ax, 5.0, 3.6)
-    for number, entry in enumerate(found.entries):
-        values = found.values[metric][entry].nanmean(1)
-        control = entry in found.controls
-        across = found.truth["mcc"][entry] if found.truth else values * 0 + number
-        style = {"marker": "x" if control else "o", "color": COLOURS[number % len(COLOURS)]}
-        ax.scatter(across.tolist(), values.tolist(), s=18, label=entry, **style)  # type: ignore[arg-type]
-    ax.set(ylabel=metric, xlabel="MCC with the planted features, above chance" if found.truth else "")
-    if not found.truth:
-        ax.set_xticks(range(len(found.entries)), found.entries, rotation=60, ha="right", fontsize="small")
-    else:
-        ax.legend(frameon=False, fontsize="x-small", ncols=2)
-    return ax
