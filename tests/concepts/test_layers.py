@@ -33,11 +33,9 @@ class Functional(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.relu(self.front(x))
-        if self.how == "linear":
-            return F.linear(h, self.weight, self.bias)
         if self.how == "einsum":
             return torch.einsum("nd,cd->nc", h, self.weight) + self.bias
-        return h @ self.weight.T + (self.bias if self.how == "added" else 0)
+        return F.linear(h, self.weight) + self.bias if self.how == "linear" else h @ self.weight.T
 
 
 class Pointwise(nn.Module):
@@ -97,7 +95,6 @@ HEADS = {
     "bare": (lambda: nn.Linear(6, 3), (6,), "vector"),
     "F.linear": (lambda: Functional("linear"), (4,), "vector"),
     "matmul": (lambda: Functional("product"), (4,), "vector"),
-    "matmul, then a bias": (lambda: Functional("added"), (4,), "vector"),
     "einsum": (lambda: Functional("einsum"), (4,), "vector"),
     "1x1 before pooling": (lambda: Pointwise(False), (1, 8, 8), "mean"),
     "1x1 after pooling": (lambda: Pointwise(True), (1, 8, 8), "mean"),

@@ -10,7 +10,7 @@ import torch
 
 import veridical as vd
 from tests.concepts.conftest import draw
-from veridical.concepts import CRAFT, MCD, NMF, PCA, SAE, Concepts, ConceptSHAP, Embeddings, Head, judge
+from veridical.concepts import CRAFT, MCD, NMF, PCA, Concepts, ConceptSHAP, Embeddings, Head, judge
 from veridical.errors import VeridicalError, VeridicalWarning
 
 HEAD = Head(draw(1, 3, 12), draw(2, 3))
@@ -36,7 +36,6 @@ REFUSED = {
     "two entries are called pca": lambda: compare(ROWS, [PCA(2), PCA(2)], test=ROWS, head=HEAD),
     "concept method is called": lambda: vd.audit(vd.tasks.load("known/linear"), concepts=["nmff"]),
     "n_concepts is a whole number from 1": lambda: PCA(0),
-    "one of 'topk', 'relu'": lambda: SAE(2, activation="jumprelu"),
     "a pool of 3": lambda: ConceptSHAP(5, pool=3),
     "not shared": lambda: ConceptSHAP(2, shared=True),
     "gamma is a finite number above 1": lambda: MCD(gamma=0.5),

@@ -80,17 +80,6 @@ def rows_of(bench: Bench, part: int) -> np.ndarray:
     return (bench.row_part == part).numpy()
 
 
-def test_splicing_is_what_the_rest_of_the_model_answers(bench: Bench, subject: Subject) -> None:
-    held = subject.dictionary
-    rebuilt = held.decode(held.encode(bench.test))
-    outputs = bench.task.model.head(rebuilt).detach()
-    own = torch.softmax(bench.task.outputs, 1)
-    kl = (own * (own.log() - outputs.log_softmax(1))).sum(1)
-    for part in range(8):
-        here = rows_of(bench, part)
-        assert float(read("kl", subject)[part]) == pytest.approx(float(kl[here].mean()), abs=1e-6)
-
-
 def test_probes_are_ridge_regressions_half_way_between_the_classes(bench: Bench) -> None:
     probe = fit(bench.train, bench.train_labels)
     x, y = bench.train.double().numpy(), bench.train_labels.double().numpy()
@@ -136,21 +125,6 @@ def without(subject: Subject, atoms: Tensor) -> Tensor:
         subject.bench.test.double()
         - subject.codes[:, atoms].double() @ subject.dictionary.decoder[atoms].double()
     )
-
-
-def test_tpp_takes_atoms_out_and_asks_the_probes_again(bench: Bench, subject: Subject) -> None:
-    probes, chosen = bench.dense_probes, chosen_atoms(subject, 4)
-    y, here = bench.labels.numpy(), rows_of(bench, 2)
-    before = probes(bench.test).numpy() > 0.5
-    found = []
-    for number, atoms in enumerate(chosen):
-        after = probes(without(subject, atoms)).numpy() > 0.5
-        drops = [
-            balanced((before == y)[here, j], y[here, j]) - balanced((after == y)[here, j], y[here, j])
-            for j in range(6)
-        ]
-        found.append(drops[number] - np.mean([d for j, d in enumerate(drops) if j != number]))
-    assert float(read("tpp", subject)[2]) == pytest.approx(np.mean(found), abs=1e-9)
 
 
 def test_scr_mends_a_confounded_probe(bench: Bench, subject: Subject) -> None:

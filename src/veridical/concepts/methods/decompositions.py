@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from veridical.concepts.concepts import Concepts
-from veridical.concepts.dictionary_training import ReLU, TopK, train
+from veridical.concepts.dictionary_training import TopK, train
 from veridical.concepts.embeddings import Embeddings, Head
 from veridical.concepts.methods.base import ConceptMethod, ConceptVectors, check_count, check_embeddings
 from veridical.concepts.solvers import nnls
@@ -274,8 +274,8 @@ class CRAFT(ConceptMethod):
 class SAE(ConceptMethod):
     """A sparse autoencoder of `n_concepts` atoms per output, trained on all embeddings at every position.
 
-    `activation="topk"` keeps `n_concepts` active atoms (Gao et al. 2025); "relu" is trained with an L1
-    penalty of weight `sparsity` on its codes instead. Atoms have length 1 after every step. Atoms that were
+    TopK keeps `n_concepts` atoms active (Gao et al. 2025); others are trained by `vd.dictionaries.train` and
+    compared as they are. Atoms have length 1 after every step. Atoms that were
     not active since the last check start anew along what is worst explained, eight times in the first half of
     training (Bricken et al. 2023): of 1,000 atoms for embeddings of LeNet under a random head of 200 outputs
     721 were dead without that and 108 with it, at 3% more error. A note counts those dead at the end.
@@ -285,25 +285,19 @@ class SAE(ConceptMethod):
     stochastic = True
     fits_on = "positions"
     overcomplete = True
-    activation: Literal["topk", "relu"] = "topk"
-    """What keeps codes sparse: "topk" or "relu"."""
     steps: Count = 2000
     """Steps of training."""
     batch: Count = 512
     """Embeddings in a step."""
     rate: Positive = 1e-3
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
-    sparsity: NotNegative = 1e-2
-    """Weight of the L1 penalty under "relu"."""
 
     def fit(self, embeddings: Embeddings, head: Head, seed: int | Key = 0) -> Concepts:
         """Train, then read atoms as concepts of every output."""
         check_embeddings(self, embeddings, head, False)
         width, rows = self.n_concepts * head.n_outputs, embeddings.vectors
         check_count(self, len(rows))
-        shared = (width, self.steps, self.batch, self.rate)
-        topk = self.activation == "topk"
-        recipe = TopK(*shared, active=self.n_concepts) if topk else ReLU(*shared, sparsity=self.sparsity)
+        recipe = TopK(width, self.steps, self.batch, self.rate, active=self.n_concepts)
         trained = train(rows, recipe, as_key(seed) / self.name, progress=False).dictionary
         fired = torch.zeros(width, dtype=torch.bool, device=rows.device)
         for part in rows.split(4096):
