@@ -119,6 +119,9 @@ def test_every_linear_head_is_found_and_exact(name):
         each = parts.test(spatial=True)
         assert each.spatial
         assert torch.allclose(each.pooled, test.values, atol=1e-5)
+        random = vd.concepts.random_concepts(parts.head)  # of one token that is answered, others tell nothing
+        one, other = judge(random, each, parts.head, "each").mae, judge(random, test, parts.head).mae
+        assert one == pytest.approx(other, abs=1e-4)
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -179,7 +179,8 @@ def sample_errors(
     each = embeddings.values.shape[1] if positions else 1
     for piece in chunks(len(embeddings), max(embeddings.values[0].numel(), head.n_outputs, width * each)):
         part = embeddings.take(piece)
-        h = (part.values if positions and part.spatial else part.pooled).double()
+        # of a head that answers one token, the others are no part of the outputs
+        h = (part.values if positions and part.spatial and part.seen is None else part.pooled).double()
         linear = head.outputs(h)
         y = linear if head.exact else part.outputs.double()
         guess = settled(surrogate(h), y)
