@@ -63,13 +63,20 @@ class DeletionCurve:
         return f"Deletion in {self.space} space, {self.quantity} after each concept: {curve}"
 
 
+def owned(concepts: Concepts) -> Tensor:
+    """The concept (G, K) that each vector belongs to: itself, or the subspace that it helps to span."""
+    if concepts.subspaces is not None:
+        return concepts.subspaces.long()
+    return torch.arange(concepts.vectors.shape[1], device=concepts.vectors.device)[None]
+
+
 def members(concepts: Concepts) -> Tensor:
     """Which vectors (C, concepts, K) each concept of an output consists of, the most important concept first.
 
     A concept is one vector, or a subspace with all vectors of its basis, as important as the length of
     their importances.
     """
-    owners = concepts.owners.expand(concepts.n_outputs, -1)
+    owners = owned(concepts).expand(concepts.n_outputs, -1)
     own = torch.nn.functional.one_hot(owners).mT * concepts.present.long()[:, None]
     size = (own * concepts.importances.square()[:, None]).sum(-1)
     order = size.argsort(dim=-1, descending=True, stable=True)

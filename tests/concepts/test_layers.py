@@ -124,6 +124,25 @@ def test_every_linear_head_is_found_and_exact(name):
         assert one == pytest.approx(other, abs=1e-4)
 
 
+class Masked(Tokens):
+    """Tokens with a mask beside them, as tokenizers give it."""
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        last = attention_mask.sum(1) - 1
+        return self.score(x + self.block(x).mean(1, keepdim=True))[torch.arange(len(x)), last]
+
+
+def test_no_autoencoder_is_trained_on_padding():
+    model, rows = Masked("last").eval(), draw(3, 20, 5, 8).float()
+    side = {"attention_mask": (torch.arange(5) < torch.arange(20)[:, None] % 4 + 2).long()}
+    parts = vd.concepts.split(vd.Task(model, rows, side=side, train=rows, train_side=side))
+    words = parts.train(spatial=True)
+    assert words.vectors.shape == (int(side["attention_mask"].sum()), 8)
+    assert torch.equal(words.take(slice(3)).vectors, words.values[:3][side["attention_mask"][:3].bool()])
+    assert torch.equal(words.as_pooled().vectors, parts.train().values)
+    vd.concepts.SAE(1, steps=3).fit(words, parts.head)
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_segments_are_cut_before_a_1x1_convolution_too(after):
     """It was said that no layer gives a map whose mean is the embedding, though the one before it does."""

@@ -16,7 +16,7 @@ from replications.surf.cshap_eval import (
     cshap_parameters,
     learned_measures,
 )
-from replications.surf.deletion import concept_deletion, members, pixel_deletion, weight_deletion
+from replications.surf.deletion import concept_deletion, members, owned, pixel_deletion, weight_deletion
 from tests.concepts.conftest import draw, image_task
 from veridical.concepts import Concepts, Head, perfect, random_importances
 from veridical.core.key import Key
@@ -113,8 +113,8 @@ def test_subspaces_are_deleted_whole(head, train, test):
     owner = head.outputs(test.values).argmax(1)
     assert torch.allclose(concept_deletion(concepts, test, head).values[:, -1], rebuilt[owner])
     first = members(concepts)[1, 0]
-    assert len(concepts.owners[1][first].unique()) == 1
-    sizes = [float(concepts.importances[1][concepts.owners[1] == k].norm()) for k in (0, 1)]
+    assert len(owned(concepts)[1][first].unique()) == 1
+    sizes = [float(concepts.importances[1][owned(concepts)[1] == k].norm()) for k in (0, 1)]
     assert float(concepts.importances[1][first].norm()) == pytest.approx(max(sizes))
 
 

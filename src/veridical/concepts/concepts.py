@@ -75,7 +75,8 @@ class Concepts:
     `vectors` (G, K, D) has one dictionary per output (G = C) or one for all (G = 1); `importances` (C, K);
     `offset` (C,) joins the head's bias (what a centred method takes out of h); `centre` (G, D) is added to
     reconstructions. Outputs without concepts are named in `flags`, with why: their surrogate is the bias.
-    `charged` counts the vectors that a reader is shown for an output: of subspaces all of their dimensions.
+    `subspaces` (G, K) says which subspace a vector helps to span, where concepts are subspaces. `charged`
+    counts the vectors that a reader is shown for an output: of subspaces all of their dimensions.
     """
 
     method: str
@@ -133,13 +134,6 @@ class Concepts:
     def present(self) -> Tensor:
         """Which vectors exist (G, K): dictionaries of unequal size are filled up with zeros."""
         return self.vectors.abs().amax(-1) > 0
-
-    @property
-    def owners(self) -> Tensor:
-        """The concept (G, K) that each vector belongs to: itself, or the subspace that it helps to span."""
-        if self.subspaces is not None:
-            return self.subspaces.long()
-        return torch.arange(self.vectors.shape[1], device=self.vectors.device).expand(len(self.vectors), -1)
 
     @property
     def charged(self) -> float:

@@ -122,6 +122,9 @@ class Embeddings:
     grid: tuple[int, int] | None = None
     """Rows and columns of the map that a sample's positions are, row by row; a square where it may be one."""
 
+    words: Tensor | None = None
+    """Which of a sample's vectors (N, J) are no padding; None for all."""
+
     def __post_init__(self) -> None:
         for name in ("values", "outputs", "ids", "labels", "seen"):
             given = getattr(self, name)
@@ -190,19 +193,19 @@ class Embeddings:
 
     @property
     def vectors(self) -> Tensor:
-        """Every vector by itself (N * J, D), which dictionaries are fitted on."""
-        return self.values.reshape(-1, self.dimension)
+        """Every vector by itself (N * J, D) but padding, which dictionaries are fitted on."""
+        return self.values.reshape(-1, self.dimension) if self.words is None else self.values[self.words]
 
     def as_pooled(self) -> Embeddings:
         """One vector of each sample: what the head sees."""
         if not self.spatial:
             return self
-        return replace(self, values=self.pooled, seen=None, kind="pooled", grid=None)
+        return replace(self, values=self.pooled, seen=None, kind="pooled", grid=None, words=None)
 
     def take(self, index: Tensor | slice) -> Embeddings:
         """Some of the samples."""
         part = object.__new__(Embeddings)  # checked already: a check would wait for the device in every chunk
-        for name in ("values", "outputs", "ids", "labels", "seen"):
+        for name in ("values", "outputs", "ids", "labels", "seen", "words"):
             held = getattr(self, name)
             object.__setattr__(part, name, None if held is None else held[index])
         for name in ("kind", "grid"):

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 def strongest(concepts: Concepts, embeddings: Embeddings, output: int, count: int) -> tuple[Tensor, Tensor]:
     """For each concept of an output (K, count): the samples that activate it most, and where in them."""
     positions = embeddings.values.shape[1] if embeddings.spatial else 1
-    codes = concepts.project(embeddings.vectors)[:, 0 if concepts.shared else output]
+    codes = concepts.project(embeddings.values.reshape(-1, embeddings.dimension))[
+        :, 0 if concepts.shared else output
+    ]
     best, where = codes.reshape(len(embeddings), positions, -1).max(1)
     samples = best.argsort(dim=0, descending=True, stable=True)[:count].T
     return samples, where.T.gather(1, samples)
