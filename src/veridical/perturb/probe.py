@@ -22,7 +22,7 @@ from veridical.models.predictor import check_finite, repeat_side, take_side
 from veridical.perturb import kept_outputs, subset_table
 from veridical.perturb.fills import Backgrounds, Fill
 from veridical.perturb.masked_task import MaskedTask
-from veridical.perturb.rules import MaskRule, is_signed, rows_of
+from veridical.perturb.rules import MaskRule, RowsOf
 
 
 def probe(
@@ -88,7 +88,7 @@ def probe(
         masks = min(rule.count, 2 ** min(task.space.n_features, 30))
         rows, words = len(task.inputs) * masks * behind.repeats, partial(_many_rows, task, masks, behind)
         memo.expect(task.predictor.meter.here, rows, words)
-    few = signature = same = None
+    few = ties = None
     if task.space.valid is not None or task.space.n_features <= subset_table.FEW:
         few = subset_table.has_few(task, behind.fill)
     keeps = kept is not None and not predictions and kept_outputs.may_keep(behind.fill)
@@ -109,18 +109,14 @@ def probe(
             evaluated = evaluated.gather(2, task.targets.view(-1, 1, 1).expand(-1, rule.count, 1))[..., 0]
     else:
         matters = None if all_outputs else behind.matters()
-        signature = rule.signature(matters) if matters is not None and is_signed(rule) else None
-        unsigned = matters if signature is None else None
-        evaluated, same = _evaluate(task, rule, behind, response, all_outputs, predictions, unsigned)
+        evaluated, ties = _evaluate(task, rule, behind, response, all_outputs, predictions, matters)
     # what is wrong with kept outputs is found by everyone who reads them
     check_finite(evaluated)
     if all_outputs:
         return _all_with_clean(task, evaluated, response, predictions, with_clean)
     own = task.clean_response(response).to(evaluated.dtype)
-    if same is not None:
-        evaluated = torch.where(same, own, evaluated)
-    elif signature is not None:
-        evaluated = _tie(evaluated, own, signature)
+    if ties is not None:
+        evaluated = ties.tied(evaluated, own)
     responses = round_to_grid(torch.cat([own, evaluated], 1), task.predictor.rounding)
     return responses if with_clean else responses[:, 1:]
 
@@ -169,7 +165,7 @@ def _in_parts(
     """The responses of some samples at a time, as those of all."""
     out: Tensor | None = None
     for rows in parts:
-        part = evaluate(task[rows], rows_of(rule, rows, len(task.inputs)))
+        part = evaluate(task[rows], RowsOf(rule, rows))
         out = part.new_empty(len(task.inputs), *part.shape[1:]) if out is None else out
         out[rows] = part
     assert out is not None
@@ -199,23 +195,41 @@ def _every_output(
 ) -> Tensor:
     """The responses (n, M, C) of all outputs in some samples; a mask that changes nothing leaves them."""
     if rows is not None:
-        task, rule = task[rows], rows_of(rule, rows, len(task))
+        task, rule = task[rows], RowsOf(rule, rows)
         behind = Backgrounds(task, behind.fill, behind.key)
-    evaluated, same = _evaluate(task, rule, behind, response, True, False, behind.matters())
-    if same is None:
+    evaluated, ties = _evaluate(task, rule, behind, response, True, False, behind.matters())
+    if ties is None:
         return evaluated
     own = task.respond(task.outputs, response).to(evaluated.dtype)
-    return torch.where(same[..., None], own[:, None], evaluated)
+    return torch.where(ties.moves[..., None], evaluated, own[:, None])
 
 
-def _tie(evaluated: Tensor, clean: Tensor, signature: Tensor) -> Tensor:
-    """Give all masks that remove the same set the response of the first, and the clean one to none."""
-    evaluated = torch.where(signature == 0, clean, evaluated)
-    if signature.shape[-1] == 1:
-        return evaluated
-    begins = signature[:, 1:] != signature[:, :-1]
-    leader = (begins * torch.arange(signature.shape[-1], device=evaluated.device)[1:]).cummax(-1).values
-    return torch.cat([evaluated[:, :1], evaluated.gather(-1, leader)], -1)
+class _Ties:
+    """Which masks remove nothing that `matters` (N, V), and which remove just what the one before does."""
+
+    def __init__(self, matters: Tensor, masks: int) -> None:
+        self._matters, self._last = matters, torch.zeros_like(matters)
+        self.moves = torch.empty(len(matters), masks, dtype=torch.bool, device=matters.device)
+        self._new = torch.empty_like(self.moves)
+
+    def see(self, removed: Tensor, rows: slice, columns: slice) -> None:
+        """Take in a block; those of one sample come in the order of its masks."""
+        gone = removed & self._matters[rows, None]
+        self.moves[rows, columns] = _any(gone)
+        self._new[rows, columns.start] = _any(gone[:, 0] ^ self._last[rows])
+        self._new[rows, columns.start + 1 : columns.stop] = _any(gone[:, 1:] ^ gone[:, :-1])
+        self._last[rows] = gone[:, -1]
+
+    def tied(self, evaluated: Tensor, clean: Tensor) -> Tensor:
+        """Responses (N, M), those of masks in a row that remove the same being the first one's."""
+        place = torch.arange(self._new.shape[-1], device=evaluated.device)
+        leader = torch.where(self._new, place, 0).cummax(-1).values
+        return torch.where(self.moves, evaluated, clean).gather(-1, leader)
+
+
+def _any(truth: Tensor) -> Tensor:
+    """Whether any holds, along the last axis: the largest of bytes is found many times faster than `any`."""
+    return truth.view(torch.uint8).amax(-1).bool()
 
 
 def _evaluate(
@@ -226,17 +240,16 @@ def _evaluate(
     all_outputs: bool,
     predictions: bool,
     matters: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """Responses (N, M, C or none) and, given which features matter, which masks change nothing."""
+) -> tuple[Tensor, _Ties | None]:
+    """Responses (N, M, C or none) and, given which features matter, which masks must respond alike."""
     predictor, shape = task.predictor, task.inputs.shape[1:]
     samples, masks, repeats = len(task.inputs), rule.count, behind.repeats
     cut = list(blocks(samples, masks, max(1, predictor.rows // repeats)))
     targets = None if all_outputs else task.targets
     width = task.n_outputs * (1 + predictions) if all_outputs else 1
     found: list[Tensor] = []
-    result = touched = buffer = None
-    if matters is not None:
-        touched = torch.empty(samples, masks, dtype=torch.bool, device=task.inputs.device)
+    result = buffer = None
+    ties = None if matters is None else _Ties(matters, masks)
     with predictor.session():
         for rows, columns in cut:
             x = task.inputs[rows]
@@ -250,9 +263,8 @@ def _evaluate(
             if task.space.valid is not None:
                 # padding and special tokens are never removed, whatever a rule says
                 removed = removed & task.space.valid[rows, None]
-            if touched is not None and matters is not None:
-                # the largest of bytes is found many times faster than whether any of booleans holds
-                touched[rows, columns] = (removed & matters[rows, None]).view(torch.uint8).amax(-1).bool()
+            if ties is not None:
+                ties.see(removed, rows, columns)
             removed = task.space.expand(removed.expand(count, -1, -1), rows)[:, :, None]
             total = count * across * repeats
             padded = total + (-total % predictor.padded_to)
@@ -279,7 +291,7 @@ def _evaluate(
             result[rows, columns] = values
     if result is None:
         result = torch.cat(found) if len(found) > 1 else found[0]
-    return (result if all_outputs else result[..., 0]), None if touched is None else ~touched
+    return (result if all_outputs else result[..., 0]), ties
 
 
 def blocks(samples: int, masks: int, rows: int) -> Iterator[tuple[slice, slice]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,21 +28,8 @@ class MaskRule(Protocol):
         """(samples, masks, V) bool: True where a feature is removed."""
 
 
-class Signed(MaskRule, Protocol):
-    """A rule that knows which of a sample's masks come to the same, in runs of equal signature."""
-
-    def signature(self, matters: Tensor) -> Tensor:
-        """(N, M): equal for neighbours that remove the same features among those that matter; 0 for none."""
-
-
-def is_signed(rule: MaskRule) -> TypeGuard[Signed]:
-    """Whether a rule knows which of its masks must tie."""
-    # `isinstance` with a protocol takes longer than the operations it would decide about
-    return hasattr(rule, "signature")
-
-
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class RowsOf:
     """The masks of some samples of a rule, by their numbers in ascending order."""
 
     rule: MaskRule
@@ -57,22 +44,6 @@ class _Rows:
         first = int(rows[0])
         removed = self.rule.removed(slice(first, int(rows[-1]) + 1), masks)
         return removed if len(removed) == 1 else removed[rows - first]
-
-
-@dataclass(frozen=True, eq=False)
-class _SignedRows(_Rows):
-    samples: int
-
-    def signature(self, matters: Tensor) -> Tensor:
-        every = matters.new_zeros(self.samples, matters.shape[-1])
-        every[self.rows] = matters
-        assert is_signed(self.rule)
-        return self.rule.signature(every)[self.rows]
-
-
-def rows_of(rule: MaskRule, rows: Tensor, samples: int) -> MaskRule:
-    """The masks that a rule of so many samples has for some of them."""
-    return _SignedRows(rule, rows, samples) if is_signed(rule) else _Rows(rule, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +87,6 @@ class RankThreshold:
     def removed(self, samples: slice, masks: slice) -> Tensor:
         counts = self.counts[None, masks] if self.counts.dim() == 1 else self.counts[samples, masks]
         return self.ranks[samples, None, :] < counts[..., None]
-
-    def signature(self, matters: Tensor) -> Tensor:
-        """Equal for two masks of a sample that remove the same features among those that matter (N, V)."""
-        features = self.ranks.shape[-1]
-        # one place further on, so that what stands there after the sum has a rank below it
-        place = self.ranks.to(torch.int64).clamp(max=features) + 1
-        gone = place.new_zeros(len(place), features + 2).scatter_add_(-1, place, matters.long()).cumsum(-1)
-        counts = self.counts.to(torch.int64).expand(len(self.ranks), -1)
-        return gone.gather(-1, counts)
 
 
 def step_counts(task: MaskedTask, steps: int | None, per_step: int | None = None) -> Tensor:

@@ -54,17 +54,6 @@ class _ManyRankings:
         counts = self.counts[None, level] if self.counts.dim() == 1 else self.counts[samples][:, level]
         return self.ranks[samples][:, self.which[masks]] < counts[..., None]
 
-    def signature(self, matters: Tensor) -> Tensor:
-        """0 where nothing that matters is gone; else equal only if the same is, along one ranking."""
-        samples, rankings, features = self.ranks.shape
-        walked = self.ranks.long().argsort(-1)
-        gone = matters[:, None].expand(-1, rankings, -1).gather(-1, walked).cumsum(-1)
-        gone = torch.cat([torch.zeros_like(gone[..., :1]), gone], -1)
-        counts = self.counts.long().expand(samples, -1)[:, self.level]
-        flat = self.which * (features + 1) + counts
-        seen = gone.reshape(samples, -1).gather(-1, flat)
-        return torch.where(seen == 0, 0, 1 + seen + self.which * (features + 1))
-
 
 def responses_along(task: Task, path: RankPath, orders: Tensor, context: Context) -> Tensor:
     """Responses (N, K, M + 1), the untouched input first, of K rankings (N, K, V) least relevant first.

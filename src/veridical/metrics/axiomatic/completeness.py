@@ -30,10 +30,6 @@ class Everything:
     def removed(self, samples: slice, masks: slice) -> Tensor:
         return self.features[None]
 
-    def signature(self, matters: Tensor) -> Tensor:
-        """0 for a sample of which no feature matters."""
-        return matters.any(-1, keepdim=True)
-
 
 @register
 @dataclass(frozen=True)

@@ -58,12 +58,6 @@ class RankBands:
             return None
         return self.edges.expand(samples, -1).diff(dim=-1) > 0
 
-    def signature(self, matters: Tensor) -> Tensor:
-        """0 for a band none of whose features matter, so that it ties with the clean input."""
-        gone = self.sums(matters.double())
-        each = torch.arange(1, self.count + 1, device=gone.device)
-        return torch.where(gone > 0, each, 0)
-
     def sums(self, values: Tensor) -> Tensor:
         """The sum of `values` (N, V) over every band (N, M)."""
         # added up band by band: differences of one running sum would break ties in the last bit
