@@ -82,12 +82,12 @@ def trial(name: str, seed: int) -> dict[str, object]:
             racing[i]
             for i in leading_group(
                 here[racing][:, racing], analyses=len(SIZES), permutations=PERMUTATIONS, seed=seed
-            ).kept
+            )
         ]
         racing = kept
         found[str(size)] = {
-            "kept": len(alone.kept),
-            "holds": best in alone.kept,
+            "kept": len(alone),
+            "holds": best in alone,
             "raced": len(racing),
             "eliminated holds": best in racing,
         }

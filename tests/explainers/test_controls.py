@@ -17,7 +17,7 @@ from veridical.explainers import Constant, Random, RandomK, Sobel
 from veridical.explainers.controls import MovingNoise
 from veridical.explainers.transforms import OtherClass
 from veridical.models.predictor import Plan
-from veridical.perturb.fills import NeighbourMean
+from veridical.perturb.fills import NoisyLinear
 
 KEY = vd.core.Key(6)
 
@@ -140,7 +140,7 @@ def test_rarity_of_tokens():
 def test_a_fill_that_looks_at_the_mask_counts_from_the_mean():
     task = image_task()
     train = task.inputs.repeat(2, 1, 1, 1)
-    with_train = vd.Task(task.model, task.inputs, train=train, fill=NeighbourMean())
+    with_train = vd.Task(task.model, task.inputs, train=train, fill=NoisyLinear())
     expected = (task.inputs - train.mean(0)).abs() / train.std(0, correction=0)
     torch.testing.assert_close(
         vd.explain("input_magnitude", with_train).values, expected.sum(1).flatten(1).double()

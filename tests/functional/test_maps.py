@@ -209,14 +209,6 @@ def test_constants():
     assert ssim(flat, torch.zeros(8, 8)) < 0.1
 
 
-def test_windows_that_touch_a_masked_pixel_are_left_out():
-    a, b = cases.smooth(16, 9), cases.smooth(16, 9, seed=1)
-    where = (torch.arange(16) < 8).unsqueeze(-1).expand(16, 9)
-    cases.assert_same(ssim(cases.poisoned(a, where), cases.poisoned(b, where), where), ssim(a[:8], b[:8]))
-    where = (torch.arange(16) % 4 > 0).unsqueeze(-1)
-    assert ssim(a, b, where.expand(16, 9)).isnan()
-
-
 def test_far_from_zero_variances_do_not_cancel():
     a, b = cases.tied(10, 10) + 2.0**30, cases.tied(10, 10, seed=1) + 2.0**30
     expected = reference.ssim(a.tolist(), b.tolist(), 7, joint_range(a, b))
@@ -302,12 +294,7 @@ def test_rows_without_scale():
     assert round_to_grid(torch.tensor([3, 1_000_000_001])).tolist() == [3.0, 1_000_000_001.0]
 
 
-def test_masked_entries_and_infinities_do_not_set_the_scale():
-    where = cases.mask(5, 12)
-    cases.assert_mask_means_absent(
-        lambda x, where=None: round_to_grid(x, where=where), cases.smooth(5, 12), where=where
-    )
-    assert torch.equal(round_to_grid(torch.rand(5, 12), where=where).isnan(), ~where)
+def test_infinities_do_not_set_the_scale():
     x = torch.tensor([torch.inf, 0.5, torch.nan, -torch.inf])
     cases.assert_same(round_to_grid(x), [torch.inf, 0.5, torch.nan, -torch.inf])
 

@@ -13,6 +13,7 @@ from tests.functional import cases
 from tests.reference import functional as reference
 from veridical.errors import InputError, ShapeError
 from veridical.functional import leading_group, mean_units, win_units
+from veridical.functional.selection import range_p
 
 SCORES = st.one_of(
     st.floats(allow_nan=True), st.sampled_from([0.0, 1.0, 1.0 + 1e-6, -1.0, 1e-7, math.inf, -math.inf])
@@ -76,59 +77,45 @@ def test_mean_units_are_those_of_the_definition():
 def test_p_is_the_share_of_all_orders_within_samples(methods):
     scores = cases.smooth(methods, 4)
     scores[0] += 0.8
-    units = units_of(scores)
-    exact = reference.exact_range_p(mean_units(units).tolist())
-    step = leading_group(units, permutations=20_000).steps[0]
-    assert step.p == pytest.approx(exact, abs=0.015)
-    assert step.spread == pytest.approx(reference.spread(mean_units(units).tolist()))
+    own = mean_units(units_of(scores))
+    found = range_p(own, 20_000, torch.Generator().manual_seed(0))
+    assert found == pytest.approx(reference.exact_range_p(own.tolist()), abs=0.015)
 
 
-def test_a_ladder_keeps_its_top_and_says_who_left_when():
+def test_a_ladder_keeps_its_top_and_equal_methods_stay_and_leave_together():
     scores = cases.smooth(4, 200) + 3 * torch.tensor([0.0, 1.0, 1.0, 2.0])[:, None]
-    group = leading_group(units_of(scores))
-    assert group.kept == (3,)
-    assert group.steps[0].members == (0, 1, 2, 3)
-    assert group.steps[0].dropped == (0,)
-    assert sorted(m for step in group.steps for m in step.dropped) == [0, 1, 2]
-    assert group.steps[0].p == 1 / 2000
-
-
-def test_equal_methods_stay_together_and_leave_together():
+    assert leading_group(units_of(scores)) == (3,)
     alike = cases.smooth(1, 60).expand(4, 60)
-    group = leading_group(units_of(alike))
-    assert group.kept == (0, 1, 2, 3)
-    assert group.steps[-1].p == 1.0
-    better = torch.cat([alike + 5, alike])
-    assert leading_group(units_of(better)).kept == (0, 1, 2, 3)
-    assert leading_group(units_of(better)).steps[0].dropped == (4, 5, 6, 7)
+    assert leading_group(units_of(alike)) == (0, 1, 2, 3)
+    assert leading_group(units_of(torch.cat([alike + 5, alike]))) == (0, 1, 2, 3)
 
 
 def test_a_level_split_over_looks_drops_less():
     scores = cases.smooth(2, 24, seed=3)
     scores[0] += 0.7
     units = units_of(scores)
-    p = leading_group(units).steps[0].p
-    assert leading_group(units, level=p * 1.01).kept == (0,)
-    assert leading_group(units, level=p * 1.01, analyses=2).kept == (0, 1)
+    p = range_p(mean_units(units), 1999, torch.Generator().manual_seed(0))
+    assert leading_group(units, level=p * 1.01) == (0,)
+    assert leading_group(units, level=p * 1.01, analyses=2) == (0, 1)
 
 
-def test_it_repeats_and_leaves_its_input():
+def test_it_leaves_its_input_and_takes_gaps_for_ties():
     units = units_of(cases.smooth(5, 30))
     before = units.clone()
-    assert leading_group(units, seed=4) == leading_group(units, seed=4)
+    leading_group(units)
     assert torch.equal(units, before)
     holed = units.clone()
     holed[0, 1, 3] = holed[1, 0, 3] = torch.nan
     tied = units.clone()
     tied[0, 1, 3] = tied[1, 0, 3] = 0.5
     assert leading_group(holed) == leading_group(tied)
-    assert leading_group(units[:1, :1]) == ((0,), ())
+    assert leading_group(units[:1, :1]) == (0,)
 
 
 def test_all_equal_gives_one_group_nearly_always():
     generator = torch.Generator().manual_seed(0)
     kept = [
-        len(leading_group(units_of(torch.randn(5, 24, generator=generator)), permutations=199).kept)
+        len(leading_group(units_of(torch.randn(5, 24, generator=generator)), permutations=199))
         for _ in range(150)
     ]
     assert sum(k == 5 for k in kept) >= 150 * 0.95 - 3 * (150 * 0.05 * 0.95) ** 0.5

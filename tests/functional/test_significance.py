@@ -338,67 +338,46 @@ def test_so_many_units_do_settle_it_four_times_in_five():
 
 def test_bootstrap_agrees_with_scipy():
     """Against SciPy's own percentile bootstrap: other draws, the same interval up to their noise."""
-    x = cases.smooth(4, 60).exp()  # skewed, so that mean and median part
-    for name, statistic in (("mean", np.mean), ("median", np.median)):
-        for level in (0.5, 0.95):
-            ours = bootstrap_interval(x, level, 4000, statistic=name)
-            theirs = scipy.stats.bootstrap(
-                (x.numpy(),), statistic, axis=-1, confidence_level=level, method="percentile",
-                n_resamples=4000, vectorized=True, batch=500, rng=np.random.default_rng(0),
-            ).confidence_interval  # fmt: skip
-            scale = x.std(-1) / 60**0.5
-            for got, expected in zip(ours, theirs, strict=True):
-                assert ((got - torch.as_tensor(expected)).abs() / scale < 0.35).all()
+    x = cases.smooth(4, 60).exp()  # skewed
+    for level in (0.5, 0.95):
+        ours = bootstrap_interval(x, level, 4000)
+        theirs = scipy.stats.bootstrap(
+            (x.numpy(),), np.mean, axis=-1, confidence_level=level, method="percentile",
+            n_resamples=4000, vectorized=True, batch=500, rng=np.random.default_rng(0),
+        ).confidence_interval  # fmt: skip
+        scale = x.std(-1) / 60**0.5
+        for got, expected in zip(ours, theirs, strict=True):
+            assert ((got - torch.as_tensor(expected)).abs() / scale < 0.35).all()
 
 
-def test_covers_a_normal_mean_about_as_often_as_promised():
-    x = cases.smooth(400, 50)
-    low, high = bootstrap_interval(x, 0.9, 500)
-    covered = ((low < 0) & (high > 0)).double().mean().item()
-    assert 0.84 < covered < 0.94
-
-
-@pytest.mark.parametrize("statistic", ["mean", "median"])
-def test_draws_depend_on_the_seed_alone(statistic, monkeypatch):
+def test_draws_depend_on_the_seed_alone(monkeypatch):
     x = cases.smooth(5, 33)
     state = torch.get_rng_state()
-    whole = bootstrap_interval(x, resamples=100, statistic=statistic)
+    whole = bootstrap_interval(x, resamples=100)
     assert torch.equal(torch.get_rng_state(), state)
     monkeypatch.setattr(significance, "_ENTRIES_AT_ONCE", 1)
-    for got, again in zip(whole, bootstrap_interval(x, resamples=100, statistic=statistic), strict=True):
+    for got, again in zip(whole, bootstrap_interval(x, resamples=100), strict=True):
         cases.assert_same(got, again)
-    for i in range(5):
-        for got, alone in zip(
-            whole, bootstrap_interval(x[i], resamples=100, statistic=statistic), strict=True
-        ):
-            cases.assert_same(got[i], alone)
-    assert not torch.equal(whole.low, bootstrap_interval(x, resamples=100, seed=1, statistic=statistic).low)
+    assert not torch.equal(whole.low, bootstrap_interval(x, resamples=100, seed=1).low)
 
 
-@given(cases.numbers(1), st.sampled_from(["mean", "median"]))
-def test_lies_within_the_data(values, statistic):
+@given(cases.numbers(1))
+def test_lies_within_the_data(values):
     x = cases.row(values)
-    low, high = bootstrap_interval(x, resamples=20, statistic=statistic)
+    low, high = bootstrap_interval(x, resamples=20)
     slack = 1e-12 * x.abs().max()
     assert x.min() - slack <= low <= high <= x.max() + slack
-
-
-def test_constant_rows_have_no_width():
-    for part in bootstrap_interval(torch.full((3, 8), 2.0), resamples=10):
-        assert part.tolist() == [2.0] * 3
 
 
 def test_nan_in_gives_nan_out():
     x = torch.tensor([[1.0, torch.nan, 2.0], [1.0, 2.0, 3.0]])
     for part in bootstrap_interval(x, resamples=10):
         assert part.isnan().tolist() == [True, False]
-    for part in bootstrap_interval(x, resamples=10, where=torch.zeros(3, dtype=torch.bool)):
-        assert part.isnan().all()
     for part in bootstrap_interval(torch.zeros(2, 0)):
         assert part.isnan().all()
 
 
 def test_mistakes_are_named():
-    for options in ({"level": 1.5}, {"resamples": 0}, {"statistic": "mode"}):
+    for options in ({"level": 1.5}, {"resamples": 0}):
         with pytest.raises(InputError, match=next(iter(options))):
             bootstrap_interval(torch.ones(3), **options)

@@ -34,7 +34,7 @@ def rows_of(task: vd.Task, evaluate) -> int:
 
 
 FILLS = [0.0, vd.fills.Mean(), vd.fills.Marginal(4), vd.fills.Marginal(1), vd.fills.UniformNoise()]
-FILLS += [vd.fills.Blur(1.0), vd.fills.NoisyLinear(), vd.fills.NeighbourMean()]
+FILLS += [vd.fills.Blur(1.0), vd.fills.NoisyLinear()]
 
 
 @pytest.mark.parametrize("response", ["logit", "probability"])

@@ -22,7 +22,7 @@ from veridical.errors import InputError, ShapeError
 from veridical.functional import round_to_grid
 from veridical.models.predictor import Plan
 from veridical.perturb import fills
-from veridical.perturb.fills import NeighbourMean, NoisyLinear
+from veridical.perturb.fills import NoisyLinear
 from veridical.perturb.probe import blocks, probe
 from veridical.perturb.rules import Given, RandomSubsets, RankThreshold, step_counts
 
@@ -60,7 +60,6 @@ FILLS = [
     fills.Marginal(3),
     fills.UniformNoise(),
     fills.Blur(1.0),
-    NeighbourMean(),
     NoisyLinear(),
     fills.Custom(lambda x, removed: torch.where(removed, -x, x)),
 ]
@@ -88,9 +87,7 @@ SEGMENTS[:, 0, :4] = torch.tensor([0, 1, 2, 3])
     ],
     ids=["pixel", "patch", "superpixel", "superpixel a sample", "element"],
 )
-@pytest.mark.parametrize(
-    "fill", [fills.Mean(), fills.Marginal(2), NeighbourMean(), NoisyLinear()], ids=lambda f: f.name
-)
+@pytest.mark.parametrize("fill", [fills.Mean(), fills.Marginal(2), NoisyLinear()], ids=lambda f: f.name)
 def test_every_space_equals_the_naive_loop(space: Space, fill: fills.Fill) -> None:
     task = image_task(space=space)
     agrees(task, random_masks(task), fill)

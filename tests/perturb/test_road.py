@@ -7,7 +7,7 @@ import torch
 from tests.reference.faithfulness import harmonic_matrix
 from veridical.core.key import Key
 from veridical.errors import NotApplicableError
-from veridical.perturb.fills import NeighbourMean, NoisyLinear
+from veridical.perturb.fills import NoisyLinear
 from veridical.perturb.road import solve_holes
 
 SHAPES = [(8, 8), (7, 11), (15, 6), (3, 5), (1, 9), (28, 28)]
@@ -104,15 +104,6 @@ def test_noise_is_that_of_the_sample_whatever_the_mask():
     assert 0.005 < added[hole].std() < 0.02
     alone = NoisyLinear().impute(x[3:4], hole[3:4], ids[3:4], key)
     torch.testing.assert_close(alone, noisy[3:4], atol=1e-9, rtol=0)
-
-
-def test_neighbour_mean_takes_kept_pixels_only():
-    x = torch.arange(25.0).reshape(1, 1, 5, 5)
-    hole = torch.zeros(1, 1, 5, 5, dtype=torch.bool)
-    hole[0, 0, 2, 2] = hole[0, 0, 2, 3] = True
-    got = NeighbourMean(reach=1).impute(x, hole, torch.zeros(1), Key(0))
-    around = [6.0, 7.0, 8.0, 11.0, 16.0, 17.0, 18.0]
-    assert got[0, 0, 2, 2] == pytest.approx(sum(around) / len(around))
 
 
 def test_rows_that_are_no_images_are_refused():

@@ -326,7 +326,7 @@ def leading(rules: Rules, entries: Sequence[Entry], seed: int = 0) -> tuple[str,
     """The methods that lead, at a level divided over all stages."""
     if len(entries) < 2:
         return tuple(entry.label for entry in entries)
-    kept = leading_group(pairwise(rules, entries), level=ALPHA, analyses=len(STAGES), seed=seed).kept
+    kept = leading_group(pairwise(rules, entries), level=ALPHA, analyses=len(STAGES), seed=seed)
     return tuple(entries[i].label for i in kept)
 
 

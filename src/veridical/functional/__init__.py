@@ -21,12 +21,7 @@ from veridical.functional.maps import (
     ssim,
 )
 from veridical.functional.responses import area_under_curve, round_to_grid
-from veridical.functional.selection import (
-    GroupStep,
-    LeadingGroup,
-    leading_group,
-    mean_units,
-)
+from veridical.functional.selection import leading_group, mean_units
 from veridical.functional.significance import (
     Interval,
     Settled,
@@ -43,9 +38,7 @@ from veridical.functional.significance import (
 )
 
 __all__ = [
-    "GroupStep",
     "Interval",
-    "LeadingGroup",
     "Settled",
     "SignedRank",
     "area_under_curve",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,11 +23,6 @@ def random_states(where: Tensor | torch.device | None = None) -> list[Any]:
     if where is None:
         return [torch.cuda.current_device()] if torch.cuda.is_available() else []
     return [_device(where)] if _device(where).type == "cuda" else []
-
-
-def no_autocast(where: Tensor | torch.device) -> AbstractContextManager[Any]:
-    """While this is open, products are computed in the precision of what is multiplied."""
-    return torch.autocast(_device(where).type, enabled=False)
 
 
 def _device(where: Tensor | torch.device) -> torch.device:

@@ -240,7 +240,7 @@ def histogram_entropy(x: Tensor, bins: int = 100, where: Tensor | None = None) -
 _K1, _K2 = 0.01, 0.03
 
 
-def ssim(a: Tensor, b: Tensor, where: Tensor | None = None, *, size: int = 7) -> Tensor:
+def ssim(a: Tensor, b: Tensor, *, size: int = 7) -> Tensor:
     """Compare the local structure of images of shape (..., H, W), 1 meaning identical (Wang et al. 2004).
 
     `(2 m_a m_b + C1)(2 v_ab + C2) / ((m_a^2 + m_b^2 + C1)(v_a + v_b + C2))` in every window that lies inside
@@ -249,7 +249,7 @@ def ssim(a: Tensor, b: Tensor, where: Tensor | None = None, *, size: int = 7) ->
 
     The data range R: attribution maps have no natural range, so R is the largest less the smallest value of
     each pair of images together. Two images that are one and the same constant
-    score 1. Windows that touch a masked pixel are left out; NaN if none remains.
+    score 1.
 
     Parameters
     ----------
@@ -257,15 +257,13 @@ def ssim(a: Tensor, b: Tensor, where: Tensor | None = None, *, size: int = 7) ->
         Images (..., H, W).
     b : Tensor
         Images of the same shape.
-    where : Tensor, optional
-        Boolean mask of the pixels that count.
     size : int
         Width of a window in pixels, an odd number of at least 3.
 
     Returns
     -------
     Tensor
-        Similarities (...), at most 1, or NaN.
+        Similarities (...), at most 1.
 
     Examples
     --------
@@ -275,7 +273,7 @@ def ssim(a: Tensor, b: Tensor, where: Tensor | None = None, *, size: int = 7) ->
     """
     if a.dim() < 2 or b.dim() < 2:
         raise ShapeError(f"expected images (..., H, W), got {tuple(a.shape)} and {tuple(b.shape)}")
-    a, b, valid = align(where, a=a, b=b)
+    a, b, _ = align(None, a=a, b=b)
     height, width = a.shape[-2:]
     if size < 3 or size % 2 == 0:
         raise InputError(f"size must be an odd number of at least 3 pixels, got {size}")
@@ -285,30 +283,23 @@ def ssim(a: Tensor, b: Tensor, where: Tensor | None = None, *, size: int = 7) ->
             f"images of {height} x {width} are smaller than the window of {size} x {size}; give size="
         )
 
-    a, b = torch.where(valid, a, 0.0), torch.where(valid, b, 0.0)
-    high = torch.where(valid, torch.maximum(a, b), -torch.inf).amax((-2, -1), keepdim=True)
-    low = torch.where(valid, torch.minimum(a, b), torch.inf).amin((-2, -1), keepdim=True)
+    high = torch.maximum(a, b).amax((-2, -1), keepdim=True)
+    low = torch.minimum(a, b).amin((-2, -1), keepdim=True)
     spread = high - low
     c1, c2 = (_K1 * spread).square(), (_K2 * spread).square()
 
     # Second moments are taken around a value inside the data: far from zero, E[x^2] - E[x]^2 would cancel.
-    middle = torch.where(valid.any(-1, keepdim=True).any(-2, keepdim=True), low, 0.0)
-    a, b = torch.where(valid, a - middle, 0.0), torch.where(valid, b - middle, 0.0)
+    a, b = a - low, b - low
     mean_a, mean_b = _smooth(a, kernel), _smooth(b, kernel)
     unbiased = size**2 / (size**2 - 1)
     var_a = unbiased * (_smooth(a * a, kernel) - mean_a * mean_a).clamp(min=0.0)
     var_b = unbiased * (_smooth(b * b, kernel) - mean_b * mean_b).clamp(min=0.0)
     cov = unbiased * (_smooth(a * b, kernel) - mean_a * mean_b)
-    mean_a, mean_b = mean_a + middle, mean_b + middle
+    mean_a, mean_b = mean_a + low, mean_b + low
     top = (2 * mean_a * mean_b + c1) * (2 * cov + c2)
     bottom = (mean_a.square() + mean_b.square() + c1) * (var_a + var_b + c2)
     # Only two equal constants (or, with no range at all, two equal flat patches) leave nothing to divide by.
-    local = torch.where((bottom == 0) & (top == 0), 1.0, top / bottom)
-
-    inside = _smooth(valid.to(torch.float64), torch.ones_like(kernel)) > size**2 - 0.5
-    count = inside.sum((-2, -1))
-    total = torch.where(inside, local, 0.0).sum((-2, -1))
-    return nan_where(count == 0, total / count.clamp(min=1))
+    return torch.where((bottom == 0) & (top == 0), 1.0, top / bottom).mean((-2, -1))
 
 
 def _smooth(image: Tensor, kernel: Tensor) -> Tensor:

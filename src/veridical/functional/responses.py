@@ -29,16 +29,13 @@ def grid_step(precision: Rounding) -> float:
     return float(10.0 ** -_DIGITS[precision])
 
 
-def round_to_grid(
-    responses: Tensor, like: Tensor | Rounding | None = None, where: Tensor | None = None
-) -> Tensor:
+def round_to_grid(responses: Tensor, like: Tensor | Rounding | None = None) -> Tensor:
     """Round each row to a grid: fine enough to keep real differences, coarse enough to drop rounding noise.
 
     The grid step is the row's largest absolute response times 1e-6 in float32, 1e-9 in float64, 1e-3 in TF32
     and float16, 1e-2 in bfloat16. `like` is a tensor, a dtype or "tf32": the precision in which the
     model was evaluated, if not that of `responses`. The result is float64; rounding it again changes nothing.
-    Integers are exact already and are only converted; masked entries come back as NaN and do not set the
-    scale, nor do infinities.
+    Integers are exact already and are only converted; infinities do not set the scale.
 
     Parameters
     ----------
@@ -46,8 +43,6 @@ def round_to_grid(
         Rows (..., D).
     like : Tensor, dtype or "tf32", optional
         The precision the model computed in, if not that of `responses`.
-    where : Tensor, optional
-        Boolean mask of the entries that count, broadcast against the rows.
 
     Returns
     -------
@@ -61,7 +56,7 @@ def round_to_grid(
     [1.0, 0.5, 0.5]
     """
     dtype: Rounding = responses.dtype if like is None else like.dtype if isinstance(like, Tensor) else like
-    values, valid = align(where, responses=responses)
+    values, _ = align(None, responses=responses)
     if dtype == "tf32" or dtype.is_floating_point:
         if dtype not in _DIGITS:
             raise InputError(
@@ -70,9 +65,9 @@ def round_to_grid(
         if values.shape[-1]:  # empty rows have no largest response
             # Counting steps as a share of the largest response maps that response onto itself, bit for bit,
             # which is what makes a second rounding leave everything in place; zeros are zeros in any unit.
-            scale = whole_largest(values.where(valid & values.isfinite(), 0.0)).clamp_(min=SMALLEST)
+            scale = whole_largest(values.where(values.isfinite(), 0.0)).clamp_(min=SMALLEST)
             values = (values / scale).round_(decimals=_DIGITS[dtype]).mul_(scale)
-    return nan_where(~valid, values)
+    return values
 
 
 def area_under_curve(y: Tensor, x: Tensor | None = None, where: Tensor | None = None) -> Tensor:

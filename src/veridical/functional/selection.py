@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -11,25 +9,9 @@ from veridical.errors import InputError, ShapeError
 from veridical.functional._rows import as_double
 
 
-class GroupStep(NamedTuple):
-    """One test: who was still in, how far apart they stood, its p-value, and who left (nobody: the end)."""
-
-    members: tuple[int, ...]
-    spread: float
-    p: float
-    dropped: tuple[int, ...]
-
-
-class LeadingGroup(NamedTuple):
-    """The methods that stayed, and the tests in order."""
-
-    kept: tuple[int, ...]
-    steps: tuple[GroupStep, ...]
-
-
 def leading_group(
     units: Tensor, *, level: float = 0.05, analyses: int = 1, permutations: int = 1999, seed: int = 0
-) -> LeadingGroup:
+) -> tuple[int, ...]:
     """Drop the worst of methods while their win rates differ by more than chance; who is left leads.
 
     `units` (E, E, N) holds what each method (row) wins against each other one (column) in each sample: 1,
@@ -54,14 +36,14 @@ def leading_group(
 
     Returns
     -------
-    LeadingGroup
-        The methods that stayed, and the tests in order.
+    tuple of int
+        The methods that stayed.
 
     Examples
     --------
     >>> units = torch.full((2, 2, 40), 0.5)
     >>> units[0, 1], units[1, 0] = 1.0, 0.0
-    >>> leading_group(units).kept
+    >>> leading_group(units)
     (0,)
     """
     units = as_double(units, "units").nan_to_num(0.5)
@@ -72,21 +54,19 @@ def leading_group(
             "level lies between 0 and 1, analyses and permutations are at least 1; "
             f"got {level}, {analyses}, {permutations}"
         )
-    kept, steps = list(range(len(units))), []
+    kept = list(range(len(units)))
     generator = torch.Generator().manual_seed(seed)
     while len(kept) > 1:
         inside = torch.tensor(kept, device=units.device)
         own = mean_units(units[inside][:, inside])
         rates = own.mean(-1)
-        p = _range_p(own, permutations, generator)
+        p = range_p(own, permutations, generator)
         worst = rates <= rates.min() + 1e-12
         reject = p <= level / analyses and not bool(worst.all())
-        left = tuple(method for method, out in zip(kept, worst.tolist(), strict=True) if out and reject)
-        steps.append(GroupStep(tuple(kept), float(rates.max() - rates.min()), p, left))
-        if not left:
+        if not reject:
             break
-        kept = [method for method in kept if method not in left]
-    return LeadingGroup(tuple(kept), tuple(steps))
+        kept = [method for method, out in zip(kept, worst.tolist(), strict=True) if not out]
+    return tuple(kept)
 
 
 def mean_units(units: Tensor) -> Tensor:
@@ -107,7 +87,7 @@ def mean_units(units: Tensor) -> Tensor:
     return torch.where(others[..., None], units, 0.0).sum(1) / max(1, count - 1)
 
 
-def _range_p(own: Tensor, permutations: int, generator: torch.Generator) -> float:
+def range_p(own: Tensor, permutations: int, generator: torch.Generator) -> float:
     """How often methods shuffled within samples stand at least as far apart as they do."""
     methods, samples = own.shape
     means = own.mean(-1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from veridical.errors import InputError
-from veridical.functional._rows import align, as_double, nan_where, valid_first
+from veridical.functional._rows import align, as_double, nan_where
 from veridical.functional.correlation import tied_runs
 
 
@@ -418,18 +418,16 @@ def _exact_cdf(device: torch.device) -> Tensor:
     return density.cumsum(-1).to(device)
 
 
-def holm(p: Tensor, where: Tensor | None = None) -> Tensor:
+def holm(p: Tensor) -> Tensor:
     """Adjust p-values so that the chance of any false discovery in a row stays below the level (Holm 1979).
 
-    With p ascending, `adjusted_(i) = min(1, max_{j <= i} (m - j + 1) p_(j))`. NaN and masked entries come
-    back as NaN and do not count towards m.
+    With p ascending, `adjusted_(i) = min(1, max_{j <= i} (m - j + 1) p_(j))`. NaN comes back as NaN
+    and does not count towards m.
 
     Parameters
     ----------
     p : Tensor
         p-values (..., M).
-    where : Tensor, optional
-        Boolean mask of the entries that count, broadcast against the rows.
 
     Returns
     -------
@@ -441,51 +439,40 @@ def holm(p: Tensor, where: Tensor | None = None) -> Tensor:
     >>> holm(torch.tensor([0.25, 0.0625, 0.125], dtype=torch.float64)).tolist()
     [0.25, 0.1875, 0.25]
     """
-    p, valid = align(where, p=p)
-    ascending, order = torch.sort(nan_where(~valid, p), dim=-1, stable=True)
+    p, _ = align(None, p=p)
+    ascending, order = torch.sort(p, dim=-1, stable=True)
     tests = (~ascending.isnan()).sum(-1, keepdim=True)
     remaining = tests - torch.arange(p.shape[-1], device=p.device)
     # NaN sorts last; standing in as -inf it cannot lift the running maximum of anything.
     stepped = torch.where(ascending.isnan(), -torch.inf, remaining * ascending).cummax(-1).values
     adjusted = torch.empty_like(p).scatter_(-1, order, stepped.clamp(max=1.0))
-    return nan_where(~valid | p.isnan(), adjusted)
+    return nan_where(p.isnan(), adjusted)
 
 
-# Resamples come in blocks with a seed of their own, drawn entry by entry: the draws then depend neither on
-# how much memory is used at a time nor on masked entries or other rows.
+# Resamples come in blocks with a seed of their own: the draws then depend neither on how much memory is used
+# at a time nor on other rows.
 _BLOCK = 32
 _ENTRIES_AT_ONCE = 2**22
 
 
-def bootstrap_interval(
-    values: Tensor,
-    level: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-    statistic: Literal["mean", "median"] = "mean",
-    where: Tensor | None = None,
-) -> Interval:
-    """Give the percentile bootstrap interval of the mean (or median) of each row (Efron 1979).
+def bootstrap_interval(values: Tensor, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> Interval:
+    """Give the percentile bootstrap interval of the mean of each row (Efron 1979).
 
-    Draw n of the n valid entries with replacement, `resamples` times; the interval runs between the
-    `(1 - level)/2` and `(1 + level)/2` quantiles (linearly interpolated) of the statistic over the draws.
+    Draw n of the n entries with replacement, `resamples` times; the interval runs between the
+    `(1 - level)/2` and `(1 + level)/2` quantiles (linearly interpolated) of the mean over the draws.
     All rows share the same draws, made on the CPU by a generator of their own, so that results are the same
-    in any batch and on any device. NaN in gives NaN out, and so does a row without a valid entry.
+    in any batch and on any device. NaN in gives NaN out, and so does a row without an entry.
 
     Parameters
     ----------
     values : Tensor
         Rows (..., N).
     level : float
-        Share of the resampled statistics inside.
+        Share of the resampled means inside.
     resamples : int
         How often rows are drawn again.
     seed : int
         Seed of the draws.
-    statistic : {"mean", "median"}
-        What is computed of each row.
-    where : Tensor, optional
-        Boolean mask of the entries that count, broadcast against the rows.
 
     Returns
     -------
@@ -502,16 +489,14 @@ def bootstrap_interval(
         raise InputError(f"level must lie between 0 and 1, got {level}")
     if resamples < 1:
         raise InputError(f"resamples must be at least 1, got {resamples}")
-    if statistic not in ("mean", "median"):
-        raise InputError(f"statistic must be 'mean' or 'median', got {statistic!r}")
-    values, valid = align(where, values=values)
+    values, _ = align(None, values=values)
     shape, n = values.shape[:-1], values.shape[-1]
     if n == 0 or shape.numel() == 0:
         return Interval(values.new_full(shape, torch.nan), values.new_full(shape, torch.nan))
-    undefined = (valid & values.isnan()).any(-1) | ~valid.any(-1)
-    rows = values.gather(-1, valid_first(valid)).reshape(-1, n)
-    count = valid.sum(-1).reshape(-1, 1, 1)
-    drawn = _resample(rows, count, resamples, seed, statistic).sort(-1).values.reshape(*shape, resamples)
+    undefined = values.isnan().any(-1)
+    drawn = (
+        _resampled_means(values.reshape(-1, n), resamples, seed).sort(-1).values.reshape(*shape, resamples)
+    )
 
     def quantile(q: float) -> Tensor:
         place = q * (resamples - 1)
@@ -521,8 +506,8 @@ def bootstrap_interval(
     return Interval(quantile((1 - level) / 2), quantile((1 + level) / 2))
 
 
-def _resample(rows: Tensor, count: Tensor, resamples: int, seed: int, statistic: str) -> Tensor:
-    """The statistic of each row (rows, n) in every resample: (rows, resamples)."""
+def _resampled_means(rows: Tensor, resamples: int, seed: int) -> Tensor:
+    """The mean of each row (rows, n) in every resample: (rows, resamples)."""
     n = rows.shape[-1]
     result = rows.new_empty(rows.shape[0], resamples)
     blocks = range(0, resamples, _BLOCK)
@@ -531,22 +516,9 @@ def _resample(rows: Tensor, count: Tensor, resamples: int, seed: int, statistic:
     at_once = max(1, _ENTRIES_AT_ONCE // (n * _BLOCK))
     for block_seed, start in zip(seeds, blocks, strict=True):
         uniform = torch.rand(n, _BLOCK, generator=generator.manual_seed(block_seed), dtype=torch.float64)
-        uniform = uniform[:, : resamples - start].to(rows.device)
+        pick = (uniform[:, : resamples - start].to(rows.device) * n).to(torch.long).clamp(max=n - 1)
         for top in range(0, rows.shape[0], at_once):
-            some, size = rows[top : top + at_once], count[top : top + at_once]
-            pick = torch.minimum((uniform * size).to(torch.long), (size - 1).clamp(min=0))
-            sample = some.unsqueeze(-1).expand_as(pick).gather(1, pick)
-            used = torch.arange(n, device=rows.device).view(1, -1, 1) < size
-            if statistic == "mean":
-                found = torch.where(used, sample, 0.0).sum(1) / size.squeeze(1)
-            else:
-                found = _median(sample, used, size)
-            result[top : top + at_once, start : start + _BLOCK] = found
+            some = rows[top : top + at_once].unsqueeze(-1)
+            drawn = some.expand(-1, -1, pick.shape[1]).gather(1, pick.expand(len(some), -1, -1))
+            result[top : top + at_once, start : start + _BLOCK] = drawn.sum(1) / n
     return result
-
-
-def _median(sample: Tensor, used: Tensor, size: Tensor) -> Tensor:
-    ascending = nan_where(~used, sample).sort(dim=1).values
-    lower = ((size - 1) // 2).clamp(min=0).expand(-1, 1, sample.shape[-1])
-    upper = (size // 2).clamp(max=sample.shape[1] - 1).expand(-1, 1, sample.shape[-1])
-    return ((ascending.gather(1, lower) + ascending.gather(1, upper)) / 2).squeeze(1)

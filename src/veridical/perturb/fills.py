@@ -324,27 +324,6 @@ class Blur(Fill):
 
 @revivable
 @dataclass(frozen=True)
-class NeighbourMean(Fill):
-    """The mean of the kept pixels in the surrounding square of `reach`, or of all kept pixels if none is."""
-
-    reach: Count = 3
-    """Pixels that the surrounding square extends to each side."""
-    name: ClassVar[str] = "neighbour_mean"
-    looks_at_mask: ClassVar[bool] = True
-
-    def impute(self, x: Tensor, removed: Tensor, ids: Tensor, key: Key) -> Tensor:
-        _images_only(self.name, x)
-        kept = (~removed.expand(-1, -1, *x.shape[2:])).to(x.dtype)
-        size = 2 * self.reach + 1
-        near = F.avg_pool2d(x * kept, size, 1, self.reach) * size**2
-        count = F.avg_pool2d(kept, size, 1, self.reach) * size**2
-        whole = (x * kept).sum((2, 3), keepdim=True) / kept.sum((2, 3), keepdim=True).clamp(min=1)
-        local = torch.where(count > 0.5, near / count.clamp(min=0.5), whole)
-        return torch.where(removed, local, x)
-
-
-@revivable
-@dataclass(frozen=True)
 class NoisyLinear(Fill):
     """ROAD's noisy linear imputation: each removed pixel is the weighted mean of its neighbours, plus noise.
 
@@ -450,10 +429,7 @@ def as_fill(fill: Fill | str | float | Callable[[Tensor, Tensor], Tensor]) -> Fi
     if isinstance(fill, numbers.Real):
         return Constant(float(fill))
     if isinstance(fill, str):
-        kinds = (
-            *(Zero, Constant, Token, Mean, Marginal, Summary),
-            *(UniformNoise, Blur, NoisyLinear, NeighbourMean),
-        )
+        kinds = (Zero, Constant, Token, Mean, Marginal, Summary, UniformNoise, Blur, NoisyLinear)
         known: dict[str, type[Fill]] = {kind.name: kind for kind in kinds}
         if fill not in known:
             raise unknown_name("fill", fill, known)
