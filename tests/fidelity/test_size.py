@@ -11,7 +11,7 @@ import veridical as vd
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import FFid, Finetuned, RFid, explanation_size, finetune
-from veridical.fidelity.metrics import NO_FALL
+from veridical.fidelity.metrics import NO_FALL, SAME_CLASS
 from veridical.fidelity.size import read_curves
 
 N = 100
@@ -105,8 +105,15 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
 def test_a_score_of_nothing_but_zeros_is_flagged(tmp_path: Path) -> None:
     task, _ = setting(torch.zeros(N), tmp_path)
     assert vd.score(RFid(draws=2), task, torch.rand(6, N)).flagged[NO_FALL] == 6
-    other, _ = setting(tiers(20), tmp_path)
-    assert NO_FALL not in vd.score(RFid(draws=2), other, torch.rand(6, N)).flags
+    other, tuned = setting(tiers(20), tmp_path, 0.05)
+    moved = vd.score(RFid(draws=2), other, torch.rand(6, N)).flags
+    assert not {NO_FALL, SAME_CLASS} & set(moved)
+    # five of twenty are too few to change the class: the score is 0 and the probability is not
+    few = {"finetuned": tuned, "beta": 0.05, "draws": 2, "alpha": 1.0}
+    scores = vd.score(FFid(**few), other, torch.rand(6, N))
+    assert scores.values.tolist() == [0.0] * 6
+    assert scores.flagged[SAME_CLASS] == 6
+    assert SAME_CLASS not in vd.score(FFid(variant="probability", **few), other, torch.rand(6, N)).flags
 
 
 def test_the_estimate_is_not_just_any_number(tmp_path: Path) -> None:

@@ -258,10 +258,10 @@ def test_small_scores_do_not_all_tie() -> None:
 
 
 def test_constant_maps_stand_in_the_middle_and_are_flagged() -> None:
-    task = table(5, 4)
-    for settings in ({}, {"exact": False, "draws": 20}):
-        found = vd.qge.standing(task, "pixel_flipping", torch.ones(4, 5), **settings)
-        assert found.percentile.tolist() == [0.5] * 4
+    for features, settings in ((5, {}), (9, {}), (5, {"exact": False, "draws": 20})):
+        found = vd.qge.standing(table(features), "pixel_flipping", torch.ones(4, features), **settings)
+        assert found.percentile.tolist() == found.low.tolist() == found.high.tolist() == [0.5] * 4
+        assert set(found.method) == {"exact"}
         assert "constant map: it tells no feature from another" in found.flags
         assert "certain in 0 of 4" in repr(found)
 

@@ -33,6 +33,7 @@ NO_SIZE = "no size removes anything"
 NO_FALL = (
     "no size changes the answer, neither class nor probability: the model needs none of what was removed"
 )
+SAME_CLASS = "no size changes the class, though the probability falls: see variant='probability'"
 Variant = Literal["indicator", "probability"]
 
 
@@ -134,8 +135,8 @@ class Fidelity(RankingMetric):
         }
         if task.head in ("multiclass", "binary"):
             flags[OTHER_CLASS] = truth != explanation.targets.to(task.device)
-        moved = (falls.indicator.nan_to_num() != 0) | (falls.probability.nan_to_num() != 0)
-        flags[NO_FALL] = ~moved.any(-1) & ~none
+        still, steady = (~each.nan_to_num().any(-1) for each in (chosen, falls.probability))
+        flags[NO_FALL], flags[SAME_CLASS] = still & steady & ~none, still & ~steady & ~none
         artefact, judged = self.artefact(task), "prediction" if task.labels is None else "label"
         notes: dict[str, Any] = {"right answer": self.reference or judged}
         if artefact is not None:

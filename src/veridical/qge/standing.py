@@ -226,6 +226,7 @@ def standing(
     unknown = missing | quality.isnan()
     # a map that ranks nothing stands for every ranking there is, and half of these are below the others
     columns |= {name: columns[name].masked_fill(constant, 0.5) for name in ("percentile", "low", "high")}
+    how = tuple("exact" if flat else way for flat, way in zip(constant.tolist(), how, strict=True))
     flags = {
         "no explanation": missing,
         "the metric has no value": quality.isnan() & ~missing,
