@@ -266,15 +266,6 @@ def test_datasets_and_loaders_train_as_their_tensors_do(task: vd.Task, tmp_path:
     assert unlabelled.labels == "predicted"
 
 
-def test_a_part_of_a_dataset_is_its_rows(task: vd.Task, tmp_path: Path) -> None:
-    x, y = gaussian(600, 1)
-    tensors = finetune(task, (x[::2], y[::2]), **QUICK, cache=tmp_path / "a")
-    half = torch.utils.data.Subset(Pairs(), range(0, 600, 2))
-    for source in (half, torch.utils.data.DataLoader(half, batch_size=7)):
-        found = finetune(task, source, **QUICK, cache=tmp_path / "b")
-        assert Path(found.path).name == Path(tensors.path).name
-
-
 class Augmented(Pairs):
     def __getitem__(self, index: int):
         return self.x[index] + torch.rand(15), int(self.y[index])

@@ -138,15 +138,6 @@ def test_labels_judge_where_there_are_labels_and_wrong_answers_can_score_below_z
     assert own.provenance["right answer"] == "prediction"
 
 
-def test_both_variants_lie_in_the_details_and_one_on_the_curve() -> None:
-    task = linear_task()
-    scores = vd.score(RFid(draws=3, variant="probability"), task, "gradient")
-    assert scores.details["indicator"].shape == scores.details["probability"].shape == (6, 19)
-    assert torch.equal(scores.curve.y.nan_to_num(9), scores.details["probability"].nan_to_num(9))
-    assert scores.curve.x[0] == 0.05
-    assert torch.allclose(scores.values, scores.curve.y.nanmean(-1))
-
-
 def test_sizes_that_remove_nothing_are_left_out_and_flagged() -> None:
     task = linear_task()
     scores = vd.score(RFid(sizes=(0.05, 0.5), alpha=0.5, draws=3), task, "gradient")  # s = 1: floor(0.5) = 0
@@ -156,14 +147,6 @@ def test_sizes_that_remove_nothing_are_left_out_and_flagged() -> None:
     none = vd.score(RFid(sizes=(0.05,), alpha=0.5, draws=3), task, "gradient")
     assert none.values.isnan().all()
     assert none.flagged == {NO_SIZE: 6}
-
-
-def test_the_default_beta_scores_few_columns() -> None:
-    model = torch.nn.Linear(6, 2)
-    task = vd.Task(model, torch.randn(4, 6), train=torch.randn(20, 6), fill="zero")
-    scores = vd.score(FFid(draws=2), task, "gradient")
-    assert not scores.values.isnan().any()
-    assert scores.flagged[NOTHING_REMOVED] == 4  # size 1: half of one feature is none
 
 
 @pytest.mark.parametrize("n", [2, 3, 9, 12])

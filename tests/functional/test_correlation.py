@@ -25,11 +25,6 @@ from veridical.functional import (
 )
 
 
-def test_ranks_agree_with_scipy():
-    for x in (cases.smooth(6, 23), cases.tied(6, 23), cases.tied(2, 3, 9)):
-        cases.assert_same(average_ranks(x), scipy.stats.rankdata(x.numpy(), axis=-1))
-
-
 @given(cases.numbers(0))
 def test_agrees_with_the_definition(values):
     cases.assert_same(average_ranks(cases.row(values)), reference.average_ranks(values))
@@ -198,15 +193,6 @@ def test_rows_broadcast_and_lengths_must_agree():
 def test_agrees_with_the_definition_kendall(pairs):
     x, y = ([float(v) for v in column] for column in zip(*pairs, strict=True))
     cases.assert_same(kendall_tau_b(cases.row(x), cases.row(y)), reference.kendall_tau_b(x, y))
-
-
-def test_closed_forms():
-    x = torch.arange(1000.0)
-    assert kendall_tau_b(x, x.double() ** 3) == 1.0
-    assert kendall_tau_b(x, -x) == -1.0
-    one_swap = x.clone()
-    one_swap[[3, 4]] = one_swap[[4, 3]]
-    cases.assert_same(kendall_tau_b(x, one_swap), 1 - 4 / (1000 * 999))
 
 
 def test_valid_infinities_do_not_tie_with_masked_entries():

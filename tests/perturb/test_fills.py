@@ -38,10 +38,6 @@ def test_constant_zero_and_token_are_one_value() -> None:
     assert bool((filled == 7).all())
 
 
-def test_mean_is_the_mean_of_each_element() -> None:
-    torch.testing.assert_close(background(fills.Mean())[0, 0], TRAIN.mean(0))
-
-
 def test_mean_of_integer_reference_rows_is_not_cut() -> None:
     task = vd.Task(mlp(), torch.zeros(2, 4), train=torch.tensor([[0, 1, 2, 3], [1, 1, 1, 1]]), fill="mean")
     state = task.fill.prepare(task.train, task.space)
@@ -193,11 +189,6 @@ def test_json_round_trip_alone_and_inside_a_metric(fill: fills.Fill) -> None:
     assert type(fill).from_json(fill.to_json()) == fill
     judge = PixelFlipping(fill=fill)
     assert PixelFlipping.from_json(judge.to_json()) == judge
-
-
-def test_zero_takes_no_value() -> None:
-    with pytest.raises(InputError, match=r"use Constant\(1.0\)"):
-        fills.Zero(1.0)
 
 
 def test_a_summary_stands_for_all_rows_by_its_weights() -> None:

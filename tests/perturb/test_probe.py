@@ -135,14 +135,6 @@ def test_rules_equal_their_masks_written_out(rows: int) -> None:
     torch.testing.assert_close(got, probe(task, Given(written), key=KEY), atol=1e-9, rtol=0)
 
 
-def test_shared_masks_serve_every_sample() -> None:
-    task = image_task()
-    masks = random_masks(task)[0]
-    got = probe(task, Given(masks), key=KEY)
-    assert torch.equal(got, probe(task, Given(masks.expand(5, -1, -1)), key=KEY))
-    assert torch.equal(got, probe(task, Given(masks.int()), key=KEY))
-
-
 def test_random_subsets_may_be_drawn_among_some_features_and_in_sizes_of_each_sample() -> None:
     among = torch.rand(5, 16, generator=generator(5)) < 0.5
     among[:, 0] = True
@@ -228,24 +220,6 @@ def test_blocks_cover_every_cell_exactly_once_within_the_plan(samples: int, mask
         assert 0 < cells.numel() <= rows
         seen[down, across] += 1
     assert bool((seen == 1).all())
-
-
-def test_masks_are_asked_for_in_blocks_and_never_all_at_once() -> None:
-    task = image_task(plan=Plan(rows=16))
-    asked: list[int] = []
-
-    class Watching(Given):
-        def removed(self, samples: slice, masks: slice) -> Tensor:
-            block = super().removed(samples, masks)
-            asked.append(block.shape[0] * block.shape[1])
-            return block
-
-    rule = Watching(random_masks(task, 40))
-    before = task.predictor.meter.here.forward
-    probe(task, rule, key=KEY)
-    assert max(asked) <= 16
-    assert sum(asked) == 5 * 40
-    assert task.predictor.meter.here.forward - before == 5 * 40
 
 
 MEASURE = """

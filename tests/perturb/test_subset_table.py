@@ -14,7 +14,7 @@ import veridical as vd
 from tests.reference.small_models import Text, mlp
 from veridical.core.space import Space
 from veridical.explainers.base import registry as explainer_registry
-from veridical.fidelity import FFid, RFid
+from veridical.fidelity import RFid
 from veridical.fidelity.falls import measure
 from veridical.fidelity.metrics import LEVELS
 from veridical.metrics.base import Metric
@@ -23,7 +23,7 @@ from veridical.metrics.re_explaining import stacked
 from veridical.models import Memo
 from veridical.perturb import subset_table
 from veridical.perturb.probe import probe
-from veridical.perturb.rules import AllSubsets, Given
+from veridical.perturb.rules import AllSubsets
 from veridical.perturb.subset_table import places_of
 
 SIZES = list(range(1, 9))
@@ -190,14 +190,6 @@ def test_subsets_and_other_targets_share_the_answers() -> None:
     torch.testing.assert_close(got.values, alone.values)
 
 
-def test_what_is_asked_bit_by_bit_is_what_is_asked_at_once() -> None:
-    whole = probe(columns(6), AllSubsets(places_of(columns(6)), 63))
-    task, masks = columns(6), AllSubsets(places_of(columns(6)), 63).removed(slice(0, 3), slice(0, 63))
-    memo = Memo()
-    for some in (slice(1, 63, 7), slice(0, 63, 2), slice(0, 63)):
-        torch.testing.assert_close(probe(task, Given(masks[:, some]), memo=memo), whole[:, some])
-
-
 def test_other_inputs_weights_fills_features_and_reference_rows_do_not() -> None:
     task, memo, metric = columns(5), Memo(), vd.api.as_metric("pixel_flipping")
     two = Space.column_groups([0, 0, 1, 1, 1])
@@ -274,14 +266,3 @@ def test_ties_share_the_draws_of_rfid() -> None:
     assert scores.cost == plain.cost
     assert torch.equal(scores.values[0], plain.values[0])
     assert scores.details["tied pairs"].tolist() == [0.0] + [28 / 120] * 3
-
-
-def test_ffid_is_exact_too() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(40, 6).double()
-    net = nn.Linear(6, 2).double()
-    task = vd.Task(net, x[:4], train=(x, net(x).argmax(-1)), fill=0.0)
-    judge = vd.fidelity.finetune(task, beta=0.5, epochs=1)
-    metric = FFid(finetuned=judge, beta=0.5)
-    scores = [vd.score(metric, task, torch.arange(24.0).reshape(4, 6), seed=s).values for s in (0, 1)]
-    assert torch.equal(*scores)

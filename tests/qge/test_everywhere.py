@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import veridical as vd
 from veridical import study as studies
-from veridical.cli.app import app, out
+from veridical.cli.app import app
 
 SAMPLES = 6
 NAMES = ["qge:pixel_flipping", "qrand:pixel_flipping", "qge:qge:insertion", "qge:max_sensitivity"]
@@ -24,13 +24,6 @@ def plain() -> vd.Task:
 
 def directly(plain: vd.Task, name: str) -> torch.Tensor:
     return vd.score(name, plain, "input_x_gradient").values
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_in_an_evaluation(plain: vd.Task, name: str) -> None:
-    table = vd.evaluate(plain, ["input_x_gradient", "random"], [name])
-    assert not table.failures
-    assert torch.equal(table.scores["input_x_gradient", name].values, directly(plain, name))
 
 
 def test_in_a_study_file(plain: vd.Task, tmp_path: Path) -> None:
@@ -50,15 +43,3 @@ def test_in_a_study_file(plain: vd.Task, tmp_path: Path) -> None:
         expected = directly(plain, name)[plain.ids.argsort()]
         assert torch.allclose(kept.double(), expected.double(), atol=1e-6), name
     assert (found["metric"] == "qge:pixel_flipping (steps=2)").sum() == SAMPLES
-
-
-def test_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out, "width", 200)
-    words = ["evaluate", "--task", "known/linear", "-e", "input_x_gradient", "--samples", str(SAMPLES)]
-    metrics = [word for name in NAMES for word in ("-m", name)]
-    done = CliRunner().invoke(app, [*words, *metrics])
-    assert done.exit_code == 0, done.output
-    for name in NAMES:
-        assert name in done.output
-    unknown = CliRunner().invoke(app, [*words, "-m", "qge:pixel_fliping"])
-    assert unknown.exit_code != 0

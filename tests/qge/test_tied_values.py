@@ -44,13 +44,6 @@ def test_metrics_that_read_values_meet_every_inverse(name: str) -> None:
     assert gap.flags[TIES_DECIDE].tolist()[:2] == [True, True]
 
 
-def test_an_estimate_by_single_features_is_the_correlation_over_single_features() -> None:
-    task, maps = table(4, samples=len(TIED)), torch.tensor(TIED)
-    estimate = vd.score("qge:faithfulness_estimate", task, maps)
-    correlation = vd.score("qge:faithfulness_correlation", task, maps, subset_size=1)
-    assert torch.allclose(estimate.values, correlation.values, atol=1e-7)
-
-
 def test_regions_see_where_the_inverse_puts_its_values_even_among_empty_pixels() -> None:
     # two black pixels tie at 0; the inverse gives them the map's two largest values, either way round
     torch.manual_seed(0)
