@@ -1,5 +1,6 @@
 """The summary of all claims: every row has a folder, a verdict of the four, and a size."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,13 @@ def test_every_row_is_whole(row: Claim) -> None:
     if row.verdict != "not tested":
         assert "Ours: " in row.rest, "a verdict needs a figure of ours"
         assert "On: " in row.rest, "and the sample it rests on"
+
+
+@pytest.mark.parametrize(("folder", "tables", "figures"), [("qge", 6, 7), ("f_fidelity", 26, 5)])
+def test_every_table_and_figure_of_the_paper_has_a_word(folder: str, tables: int, figures: int) -> None:
+    text = "; ".join(row.claim for row in ROWS if row.folder == folder)
+    named: dict[str, set[int]] = {"Table": set(), "figure": set()}
+    for kind, numbers in re.findall(r"(Table|figure)s? ((?:\d+(?:, | and | to )?)+)", text):
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", numbers):
+            named[kind] |= set(range(int(first), int(last or first) + 1))
+    assert named == {"Table": {*range(1, tables + 1)}, "figure": {*range(1, figures + 1)}}
