@@ -33,7 +33,7 @@ NO_SIZE = "no size removes anything"
 NO_FALL = (
     "no size changes the answer, neither class nor probability: the model needs none of what was removed"
 )
-SAME_CLASS = "no size changes the class, though the probability falls: see variant='probability'"
+SAME_CLASS = "no size changes the class, though the probability moves: see variant='probability'"
 Variant = Literal["indicator", "probability"]
 
 
