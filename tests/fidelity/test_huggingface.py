@@ -44,13 +44,6 @@ def test_rows_on_disk_train_as_tensors_do(task: vd.Task, on_disk, form: str | No
     assert same(finetune(task, source, columns=COLUMNS, **QUICK, cache=tmp_path / "disk"), plain)
 
 
-def test_a_selection_is_its_rows(task: vd.Task, on_disk, tmp_path: Path) -> None:
-    x, y = gaussian(600, 1)
-    plain = finetune(task, (x[::2], y[::2]), **QUICK, cache=tmp_path / "tensors")
-    half = on_disk.select(range(0, 600, 2))
-    assert same(finetune(task, half, columns=COLUMNS, **QUICK, cache=tmp_path / "disk"), plain)
-
-
 def test_streams_and_sets_of_sets_are_refused_with_a_way_out(task: vd.Task, on_disk, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"Dataset\.from_generator"):
         finetune(task, on_disk.to_iterable_dataset(), columns=COLUMNS, cache=tmp_path)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import veridical as vd
 from tests.reference import fidelity as reference
-from veridical import testing
 from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import FFid, Fid, RFid
@@ -179,19 +178,6 @@ def test_short_samples_among_long_ones_have_every_size_once() -> None:
         assert torch.allclose(torch.stack(alone), scores.curve.y[sample][there[sample]])
         levels = torch.tensor(LEVELS)[there[sample]]
         assert (levels - torch.arange(1, n) / n).abs().max() <= 0.025 + 1e-9
-
-
-def test_tokens_count_their_own_features_only() -> None:
-    task = testing.tiny_task("text")
-    padded = testing.tiny_task("text", padding=5)
-    maps = torch.rand(9, 7, dtype=torch.float64)
-    wide = torch.cat([maps, maps.new_full((9, 5), 5.0)], 1)
-    metric = RFid(draws=6)
-    a, b = (
-        metric(task, vd.Explanation(maps, task.space, task.targets, task.ids)),
-        metric(padded, vd.Explanation(wide, padded.space, padded.targets, padded.ids)),
-    )
-    assert torch.allclose(a.values, b.values)
 
 
 def test_multilabel_judges_the_explained_label_and_regression_its_error() -> None:

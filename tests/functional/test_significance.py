@@ -262,21 +262,6 @@ def test_how_many_units_would_settle_it():
     assert units_to_settle(one) == units_to_settle(one)  # the same draws
 
 
-def test_so_many_units_do_settle_it_four_times_in_five():
-    """Against a simulation of its own: units of win rate .75, what is foretold from 200 of them."""
-    generator = torch.Generator().manual_seed(5)
-    seen = (torch.rand(1, 200, generator=generator) < 0.75).double()
-    share = float(seen.mean())
-    further = (torch.rand(2000, 1000, generator=generator) < share).double()
-    # foretold without what is there: a fresh row of so many units, drawn from these
-    at = settle(further).at
-    need = int(torch.where(at > 0, at, 1001).sort().values[1599])
-    assert settle(further[:, :need]).side.ne(0).double().mean() >= 0.8
-    first = units_to_settle(seen[:, :1].new_tensor([[1.0, 1.0, 1.0, 0.0]]))
-    assert first is not None
-    assert abs(first - need) <= 12
-
-
 def test_bootstrap_agrees_with_scipy():
     """Against SciPy's own percentile bootstrap: other draws, the same interval up to their noise."""
     x = cases.smooth(4, 60).exp()  # skewed

@@ -162,16 +162,6 @@ def test_random_rankings_differ_between_explanations(small: vd.Task) -> None:
     assert torch.equal(again, shift[0])
 
 
-def test_values_matter_where_a_metric_reads_them() -> None:
-    task = testing.tiny_task("table")
-    e = vd.explain("random", task)
-    scores = vd.score(vd.qge.QRand("relevance_mass_accuracy", draws=400), task, e)
-    # a random place for each value: on average the share of the object, two of six columns
-    assert torch.allclose(
-        scores.details["random quality"], torch.tensor(2 / 6, dtype=torch.float64), atol=0.05
-    )
-
-
 def test_negated_inverse_differs_only_where_values_are_read(small: vd.Task) -> None:
     e = vd.explain("integrated_gradients", small)
     key = vd.core.Key(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from itertools import combinations, permutations, product
 
 
@@ -224,25 +223,3 @@ def exact_range_p(rows: list[list[float]]) -> float:
         beyond += spread(shuffled) >= observed - 1e-12
         count += 1
     return beyond / count
-
-
-def best_of_two(difference: list[float], scale: float, draws: int, seed: int) -> float:
-    """The chance that the mean of a difference of two methods' units is above 0, by weighing prior draws.
-
-    The one contrast is d = difference / sqrt 2.
-    """
-    rng = random.Random(seed)
-    n = len(difference)
-    mean = sum(difference) / n
-    variance = sum((d - mean) ** 2 for d in difference) / (n - 1) / n
-    contrast, variance = mean / math.sqrt(2), variance / 2
-    above = total = 0.0
-    for _ in range(draws):
-        chi2 = rng.gammavariate((n - 1) / 2, 2)
-        doubt = variance * (n - 1) / chi2
-        tau2 = (scale * math.tan(math.pi / 2 * rng.random())) ** 2
-        weight = math.exp(-0.5 * contrast**2 / (tau2 + doubt)) / math.sqrt(tau2 + doubt)
-        keep = tau2 / (tau2 + doubt)
-        above += weight * 0.5 * math.erfc(-keep * contrast / math.sqrt(2 * keep * doubt))
-        total += weight
-    return above / total
