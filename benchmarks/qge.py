@@ -76,7 +76,7 @@ def pairs() -> None:
         for metric in ("pixel_flipping", "kept_features"):
             for explainer in ("integrated_gradients", "random"):
                 place = vd.qge.standing(task, metric, explainer, exact=False)
-                removed, half = place.variance_removed, 50 * (place.high - place.low)
+                removed, half = 1 - place.variance_ratio, 50 * (place.high - place.low)
                 # where all rankings stand on one side there is no variance to remove
                 inside = (place.percentile > 0.02) & (place.percentile < 0.98)
                 share = f"{float(removed[inside].mean()):6.1%}" if bool(inside.any()) else "     -"

@@ -37,6 +37,7 @@ from veridical.models.randomised_layers import randomised
 from veridical.models.weights import layers
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given
+from veridical.perturb.subset_table import predicted
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Curve, Direction
 from veridical.values.task import Task
@@ -94,20 +95,20 @@ def retrain(
         )
     explanation, of_training = (one_ranking(each, key) for each in (explanation, of_training))
     rows = training_rows(task)
-    clean, chance = correctness_of(task.probabilities(task.outputs)[:, None].double(), truth, task)
+    whole = torch.cat([task.probabilities(task.outputs), predicted(task, task.outputs)], -1)[:, None]
+    clean, chance = correctness_of(whole, truth, task)
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     trained = 0
     for place, level in enumerate(track(list(levels), f"ROAR {sign}", progress)):
         removed = part_removed(of_training, level, sign)
-        whole = torch.arange(len(rows.inputs), device=task.device)
-        masked = replace(rows, inputs=rows.without(removed, whole, key / "fill"))
+        every = torch.arange(len(rows.inputs), device=task.device)
+        masked = replace(rows, inputs=rows.without(removed, every, key / "fill"))
         model, cost = _trained(task, masked, how, key / sign / place)
         task.predictor.meter.add(cost)
         trained += cost.backward
         judge = task.with_module(model)
-        answers = probe(
-            judge, Given(part_removed(explanation, level, sign)[:, None]), key=key, all_outputs=True
-        )
+        rule = Given(part_removed(explanation, level, sign)[:, None])
+        answers = probe(judge, rule, key=key, all_outputs=True, predictions=True)
         for kept, before, after in zip(
             parts, (clean, chance), correctness_of(answers, truth, task), strict=True
         ):

@@ -15,7 +15,7 @@ from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.fidelity import FFid, Fid, RFid
 from veridical.fidelity.falls import measure
-from veridical.fidelity.metrics import LEVELS, NO_SIZE, NOTHING_REMOVED, OTHER_CLASS
+from veridical.fidelity.metrics import LEVELS, NO_SIZE, NOTHING_REMOVED, OTHER_CLASS, SAME_CLASS
 from veridical.fidelity.removal import budget, explanation_sizes, removal_counts
 from veridical.metrics.base import CONSTANT
 
@@ -142,7 +142,7 @@ def test_sizes_that_remove_nothing_are_left_out_and_flagged() -> None:
     scores = vd.score(RFid(sizes=(0.05, 0.5), alpha=0.5, draws=3), task, "gradient")  # s = 1: floor(0.5) = 0
     assert scores.curve.y[:, 0].isnan().all()
     assert not scores.values.isnan().any()
-    assert scores.flagged == {NOTHING_REMOVED: 6}
+    assert set(scores.flagged) - {SAME_CLASS} == {NOTHING_REMOVED}
     none = vd.score(RFid(sizes=(0.05,), alpha=0.5, draws=3), task, "gradient")
     assert none.values.isnan().all()
     assert none.flagged == {NO_SIZE: 6}
@@ -221,8 +221,8 @@ def test_labels_outside_the_head_are_refused() -> None:
     task = linear_task(labels=torch.tensor([0, 1, 2, 3, 1, 0]))
     with pytest.raises(ValueError, match=r"run from 0 to 3, the model has 3 outputs"):
         vd.score(RFid(draws=2), task, "gradient")
-    with pytest.raises(ValueError, match="wants one class index per row"):
-        vd.score(RFid(draws=2), linear_task(labels=torch.zeros(6, 3)), "gradient")
+    with pytest.raises(ValueError, match="classes are one number per sample"):
+        vd.score(RFid(draws=2), linear_task(labels=torch.zeros(6, 3), head="multiclass"), "gradient")
     with pytest.raises(ValueError, match="reference='label' needs labels"):
         vd.score(RFid(draws=2, reference="label"), linear_task(), "gradient")
 

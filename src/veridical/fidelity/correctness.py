@@ -69,26 +69,17 @@ def reference_labels(task: Task, reference: Reference | None) -> Tensor:
     return check_labels(task.labels, task)
 
 
-def predicted_indicator(probabilities: Tensor, task: Task) -> Tensor:
-    """1 for the class predicted, or of labels for each that is; else 0 (..., C)."""
-    if task.head in ("multiclass", "binary"):
-        return torch.nn.functional.one_hot(probabilities.argmax(-1), task.n_outputs).to(probabilities)
-    return (probabilities > 0.5).to(probabilities)
-
-
 def correctness_of(answers: Tensor, truth: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """The indicator and the probability of the right answer, (N, M) each, of answers (N, M, C) or (N, M, 2C).
+    """The indicator and the probability of the right answer, (N, M) each, of answers (N, M, 2C).
 
-    Answers are probabilities (a regression's: numbers), and behind them, if known, how often each output is
-    predicted over the rows of the fill. Of a multilabel head the explained label alone is judged. A
-    regression has no right class: both are minus the absolute error of the explained output. Of a generation
-    both are the response.
+    Answers are probabilities (a regression's: numbers), and behind them how often each output is predicted
+    over the rows of the fill. Of a multilabel head the explained label alone is judged. A regression has no
+    right class: both are minus the absolute error of the explained output. Of a generation both are the
+    response.
     """
     if task.head == "generation":
         response = answers[..., 0].double()
         return response, response
-    if answers.shape[-1] == task.n_outputs:
-        answers = torch.cat([answers, predicted_indicator(answers, task)], -1)
     answers, predicted = answers.chunk(2, -1)
     if task.head in ("multiclass", "binary"):
         own = truth[:, None, None].expand(-1, answers.shape[1], 1)

@@ -89,11 +89,6 @@ class Standing:
         """How far between the worst and the best reachable ranking it lies (N,): 1 is the best there is."""
         return (self.quality - self.worst) / (self.best - self.worst)
 
-    @property
-    def variance_removed(self) -> Tensor:
-        """The share of the variance (N,) that antithetic pairs take away; negative where they add to it."""
-        return 1 - self.variance_ratio
-
     def to_frame(self) -> pd.DataFrame:
         """One row per sample."""
         import pandas as pd
@@ -135,7 +130,7 @@ class Standing:
         above = int((self.low > 0.5).sum())
         half = 50 * float((self.high - self.low).nanmean()) if len(self) else 0.0
         sure = f" (+-{half:.1f} points at {self.level:.0%})" if half > 0 else ""
-        removed = 100 * float(self.variance_removed.nanmean()) if len(self) else float("nan")
+        removed = 100 * float(1 - self.variance_ratio.nanmean()) if len(self) else float("nan")
         pairs = f"; pairs remove {removed:.0f}% of the variance" if removed == removed else ""
         far = float(self.reached.nanmedian()) if len(self) else float("nan")
         pairs += f"; {far:.0%} of the way from the worst ranking to the best" if far == far else ""
