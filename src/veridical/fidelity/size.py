@@ -54,7 +54,8 @@ MIN_FEATURES = 50
 class ExplanationSize:
     """The share of features that matter, or why the curves do not tell.
 
-    `onsets` gives for each beta (B/alpha, onset of the fall); `curves` (betas, sizes) are the mean falls.
+    `onsets` gives for each beta (B/alpha, onset of the fall); `curves` (betas, sizes) are the mean falls. The
+    interval is that of the samples: a map that ranks no tier may show an onset all the same.
     """
 
     estimate: float | None
