@@ -14,7 +14,6 @@ from veridical.core.key import Key
 from veridical.errors import InputError
 from veridical.perturb.masked_task import MaskedTask
 
-_STREAMS_KEPT = 2**20  # (sample, draw)s of a rule whose 64 bits are kept: 8 MB
 
 
 class MaskRule(Protocol):
@@ -189,16 +188,11 @@ class RandomSubsets:
     sizes: Tensor | int
     among: Tensor | None = None
     _only: int | None = field(default=None, init=False)
-    _halves: keyed.Halves | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # one size for all is the common case, and needs no order among the features it takes
         only = self.sizes if isinstance(self.sizes, int) else _only_one(self.sizes)
         object.__setattr__(self, "_only", only)
-        if len(self.ids) * self.draws <= _STREAMS_KEPT:
-            # once for all blocks: of one block they are so few that the call is what they cost
-            draws = torch.arange(self.draws, device=self.ids.device)
-            object.__setattr__(self, "_halves", keyed.halves(self.key, self.ids, draws))
 
     @property
     def _width(self) -> int:
@@ -215,12 +209,8 @@ class RandomSubsets:
         if isinstance(counts, Tensor) and counts.dim() == 2:
             counts = counts[samples]
         among = None if self.among is None else self.among[samples]
-        if self._halves is not None:
-            factor, shift = (half[samples, first:last] for half in self._halves)
-        else:
-            draws = torch.arange(first, last, device=self.ids.device)
-            factor, shift = keyed.halves(self.key, self.ids[samples], draws)
-        chosen = keyed.subsets_of((factor, shift), self.n_features, counts, among)
+        draws = torch.arange(first, last, device=self.ids.device)
+        chosen = keyed.subsets(self.key, self.ids[samples], draws, self.n_features, counts, among)
         if width == 1:
             return chosen
         return chosen[:, masks.start - first * width : masks.stop - first * width]
