@@ -15,7 +15,6 @@ from veridical.errors import InputError
 from veridical.perturb.masked_task import MaskedTask
 
 
-
 class MaskRule(Protocol):
     """Says which features each mask removes, a block at a time."""
 
