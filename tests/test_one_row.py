@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from veridical.errors import NotApplicableError, VeridicalWarning
+from veridical.errors import ModelError, NotApplicableError, VeridicalWarning
 from veridical.explainers import registry as explainers
 from veridical.metrics import Metric
 from veridical.metrics import registry as metrics
@@ -91,6 +92,39 @@ class NoGradient(nn.Linear):
     def forward(self, rows: Tensor) -> Tensor:
         with torch.no_grad():
             return super().forward(rows)
+
+
+SYSTEMS: dict[str, Callable[[vd.Task], Any]] = {
+    "split": lambda task: vd.concepts.split(task).test().values,
+    "expansion": lambda task: vd.concepts.split(task, "inner.0", first_order=True, read="mean").test().values,
+    "concepts": lambda task: vd.concepts.compare(task, [vd.concepts.PCA(2)], seeds=1),
+    "damage": lambda task: vd.meta.planted_damage(task, ["pixel_flipping"], progress=False),
+    "assumptions": lambda task: vd.gef.assumptions(task, levels=2, draws=2, mask_steps=3, search_draws=2),
+    "neuron": lambda task: vd.gef.at_neuron(task, "inner.0", 1, axis=1).outputs,
+    "picture": lambda task: vd.gef.visualise(task, int(task.predictions[0]), steps=1, views=2),
+    "standing": lambda task: vd.qge.standing(task, "pixel_flipping", "gradient", draws=4),
+    "rankings": lambda task: vd.qge.sampled_study(task, rankings=4, draws=2, progress=False),
+    "table": lambda task: vd.evaluate(task, "kernel_shap", "rfid_plus", repeats=2, progress=False),
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_systems(name: str) -> None:
+    assert SYSTEMS[name](one_row("image")) is not None
+
+
+def test_what_a_model_raises_is_a_sentence_wherever_it_is_asked() -> None:
+    task = one_row("table").with_plan(vd.Plan(rows=4))
+    for name in ("gradient", "integrated_gradients", "occlusion"):
+        with pytest.raises(ModelError, match=r"ValueError on \d rows .* not \d. If it takes fewer"):
+            vd.explain(name, task)
+
+
+@pytest.mark.extras
+def test_a_method_of_captum_is_asked_in_parts() -> None:
+    attribution = pytest.importorskip("captum.attr").IntegratedGradients
+    one = vd.explain(attribution, one_row("table")).values
+    torch.testing.assert_close(one, vd.explain("integrated_gradients", one_row("table"), steps=50).values)
 
 
 @pytest.mark.parametrize(

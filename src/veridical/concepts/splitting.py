@@ -84,7 +84,7 @@ def trace(
     With `change`, what products read passes through it.
     """
     calls: dict[str, Call] = {}
-    few = slice(0, 4)
+    few = slice(0, min(4, task.predictor.rows))
 
     def note(name: str, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
         found = output[0] if isinstance(output, tuple) else output
@@ -449,7 +449,7 @@ def expand(task: Task, layer: str | None = None, read: Read | None = None) -> Sp
     if layer not in calls:
         raise unknown_name("layer", layer, [name for name in calls if name])
     seen = calls[layer].input if end == "input" else calls[layer].output
-    if len(seen) != min(4, len(task)):
+    if len(seen) != min(4, len(task), task.predictor.rows):
         raise NotApplicableError(f"layer '{layer}' gives {tuple(seen.shape)}, not one output per sample")
     if seen.dim() > 2 and read not in ("mean", "first", "last", "each"):
         raise NotApplicableError(

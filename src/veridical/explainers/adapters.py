@@ -163,6 +163,8 @@ class CaptumExplainer(_Adapter):
                         f"'{self.name}' needs baselines; give the task train=... or baselines=..."
                     )
                 kwargs["baselines"] = task.train
+            if "internal_batch_size" in accepted and self.rows_per_sample(task) > task.predictor.rows:
+                kwargs["internal_batch_size"] = task.predictor.rows
             rows = task.inputs.detach().clone().requires_grad_("gradient" in self.needs)
             maps = method.attribute(rows, **kwargs)
         if isinstance(maps, tuple) and len(maps) == 1:

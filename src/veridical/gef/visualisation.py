@@ -239,7 +239,8 @@ class FeatureVisualisation(Explainer):
         for step in range(self.steps):
             key = context.key / "view" / step
             seen = seen_from(self.image(parameters, task), task, self.views, key, self.smallest)
-            outputs = call(task.predictor.view, seen)
+            pieces = seen.split(task.predictor.rows)
+            outputs = torch.cat([call(task.predictor.view, piece) for piece in pieces])
             logits = selected(outputs, task.targets.repeat_interleave(self.views))
             (parameters.grad,) = torch.autograd.grad(logits.sum() / self.views, parameters)
             optimiser.step()

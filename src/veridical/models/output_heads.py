@@ -16,6 +16,7 @@ from veridical.models.plan import MIN_ROWS, Plan, memory_budget, most_rows
 from veridical.models.predictor import (
     Output,
     Predictor,
+    RaisedError,
     Side,
     call,
     check_finite,
@@ -63,14 +64,15 @@ def first_outputs(
     budget = plan.budget_mib or memory_budget(one.device)
     try:
         rows = measured_rows(module, evaluate, one, budget)
-    except VeridicalError:
-        raise
     except Exception as error:
-        hint = getattr(module, "hint", "") or _hint(module, one, error)
+        raised = _raised(error)
+        if isinstance(raised, VeridicalError):
+            raise
+        hint = getattr(module, "hint", "") or _hint(module, one, raised)
         raise ShapeError(
             f"the model does not run on one row of shape {tuple(one.shape)} "
-            f"({type(error).__name__}: {error}). {hint}"
-        ) from error
+            f"({type(raised).__name__}: {raised}). {hint}"
+        ) from raised
     check_finite(seen[0])
     kind = _head(seen[0].shape[1], head)
     if kind == "multiclass" and raw is plain_output:
@@ -81,7 +83,8 @@ def first_outputs(
         try:
             seen.append(call(view, two.clone(), side))
         except Exception as error:
-            warn(f"{ONE_ROW} (on two it raises {type(error).__name__}: {error}); it is run as Plan(rows=1)")
+            raised = _raised(error)
+            warn(f"{ONE_ROW} (on two it raises {type(raised).__name__}: {raised}); it is run as Plan(rows=1)")
             plan, two, side = replace(plan, rows=1), two[:1], one_side
         with suppress(Exception):  # what it raises now and then, it raises again where it is run
             seen.append(call(view, two.clone(), side))
@@ -94,6 +97,10 @@ def first_outputs(
     source.meter.reset(Cost())  # what a task wants to know is nobody's cost
     outputs = {"binary": 2, "generation": 1}.get(kind, seen[0].shape[1])
     return kind, outputs, plan if plan.rows is not None else replace(plan, rows=rows), moves
+
+
+def _raised(error: Exception) -> Exception:
+    return error.raised if isinstance(error, RaisedError) else error
 
 
 def _hint(module: nn.Module, one: Tensor, error: Exception) -> str:

@@ -58,6 +58,18 @@ def _count_backward(tally: Tally, gradient: Tensor) -> None:
     tally.backward += gradient.shape[0]
 
 
+class RaisedError(ModelError):
+    """What a model raised on some rows, in a sentence."""
+
+    def __init__(self, raised: Exception, x: Tensor) -> None:
+        fewer = ". If it takes fewer at once, say so: plan=vd.Plan(rows=4), or 2, or 1"
+        super().__init__(
+            f"the model ran on one row and raised {type(raised).__name__} on {len(x)} rows of shape "
+            f"{tuple(x.shape[1:])}, some of which may be masked: {raised}{fewer if len(x) > 1 else ''}"
+        )
+        self.raised = raised
+
+
 class CountedModel(nn.Module):
     """A private copy to evaluate: rows in, (rows, outputs) out, each row counted, its weights in place."""
 
@@ -77,7 +89,13 @@ class CountedModel(nn.Module):
         own, weights = self.__dict__["_own"], self.__dict__["_weights"]
         if own.loaded is not weights:
             own.load(weights)
-        return self.counted_outputs(x, self.module(x, *side, **named))
+        try:
+            returned = self.module(x, *side, **named)
+        except Exception as error:
+            if isinstance(error, VeridicalError) or out_of_memory(error):
+                raise
+            raise RaisedError(error, x) from error
+        return self.counted_outputs(x, returned)
 
     def counted_outputs(self, x: Tensor, returned: Any) -> Tensor:
         """Turn what the model returned for x into (rows, outputs), and count the rows."""
@@ -309,18 +327,7 @@ class Predictor:
     def _call(self, x: Tensor, side: Side) -> Tensor:
         if self.plan.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        try:
-            return call(self.view, x, side)
-        except VeridicalError:
-            raise
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            raise ModelError(
-                f"the model ran on one row and raised {type(error).__name__} on {len(x)} rows of shape "
-                f"{tuple(x.shape[1:])}, some of which may be masked: {error}. If it takes fewer at once, "
-                "say so: plan=vd.Plan(rows=4), or 2, or 1"
-            ) from error
+        return call(self.view, x, side)
 
 
 def call(model: nn.Module, x: Tensor, side: Side = ()) -> Tensor:

@@ -26,7 +26,7 @@ from veridical.explainers.layout import at_logits
 from veridical.explainers.trace.operations import FACTS, LIKE, NEW, mapped, overwritten, plain_name, tensors
 from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.models.context import Context
-from veridical.models.predictor import call, out_of_memory
+from veridical.models.predictor import RaisedError, call, out_of_memory
 from veridical.values.task import Task
 
 _UNSEEN = (
@@ -326,7 +326,7 @@ class TracingExplainer(ByGradients):
 
         try:
             tracer, ours, theirs = task.uncounted(evaluate)
-        except ShapeError as error:
+        except (ShapeError, RaisedError) as error:
             raise NotApplicableError(f"the traced model does not run: {error}") from error
         except Exception as error:
             if isinstance(error, VeridicalError) or out_of_memory(error):
