@@ -64,6 +64,34 @@ def test_a_changed_or_missing_file_is_named(folder: Path, name: str) -> None:
     assert "resume" not in "".join(problems)
 
 
+@pytest.mark.parametrize("damage", ["gone", "flipped"])
+def test_the_maps_for_a_later_check_are_verified_too(folder: Path, damage: str) -> None:
+    path = folder / "baseline.safetensors"
+    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:-1] + b"x")
+    problems = verify_report(folder)
+    assert ("is missing" if damage == "gone" else "is damaged") in problems[0]
+    assert "run the audit again" in problems[1]
+
+
+def test_what_is_not_of_the_audit_is_named_and_no_fault(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    told = runner.invoke(app, ["verify", str(folder)])
+    assert told.exit_code == 0
+    assert told.output.startswith("not of this audit: notes.txt\n")
+
+
+@pytest.mark.parametrize(("old", "new"), [('"format": 1', '"format": 2'), ('"format": 1', '"format": [')])
+def test_a_report_that_is_damaged_or_of_a_newer_version_is_a_finding(
+    folder: Path, old: str, new: str
+) -> None:
+    path = folder / "report.json"
+    path.write_text(path.read_text().replace(old, new, 1))
+    told = runner.invoke(app, ["verify", str(folder)])
+    assert told.exit_code == 1
+    assert "report.json" in told.output
+    assert "copy the whole folder again" in told.output
+
+
 @pytest.mark.parametrize(
     ("part", "name", "value"),
     [("settings", "seed", 99), ("verdict", "headline", "Use random"), ("identity", "model", "another")],

@@ -40,13 +40,15 @@ def verify(
 
     Example: veridical verify audit
     """
-    from veridical.report.verification import is_report, verify_report
+    from veridical.report.verification import foreign_files, is_report, verify_report
     from veridical.study import verify as verify_study
 
     wrong = []
     both = is_report(folder) and (Path(folder) / "plan.json").is_file()
     if is_report(folder):
         wrong = verify_report(folder)
+        for name in foreign_files(folder) if not both else ():
+            say(f"not of this audit: {name}")
         if not wrong:
             say("the checksum holds: inputs, settings, scores and report belong together")
     if both or not is_report(folder):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch import nn
 
 from veridical._version import __version__
 from veridical.auditing import Audit
-from veridical.core.files import checksum, read_file
+from veridical.auditing.recheck import FILE as BASELINE
+from veridical.core.files import checksum, read_file, unpack_tensors
+from veridical.errors import FormatError
 from veridical.models.adapters import ArrayModel, FunctionModel
 from veridical.models.inner_units import Switched
 from veridical.models.prompts import PromptModel
@@ -106,7 +109,10 @@ def verify_report(folder: str | Path) -> list[str]:
     folder = Path(folder)
     if not (folder / CONTENTS).is_file():
         return [f"{CONTENTS} is missing, without which nothing can be checked: {AGAIN}"]
-    contents = read(folder)
+    try:
+        contents = read(folder)
+    except FormatError as error:
+        return [f"{error}; {AGAIN}"]
     stated = contents.get("checksums")
     if not isinstance(stated, dict) or not isinstance(stated.get("files"), dict):
         return [f"{folder} has a report without a checksum: it is of an earlier version, or no audit's"]
@@ -121,10 +127,24 @@ def verify_report(folder: str | Path) -> list[str]:
             problems.append(f"{name} is missing")
         elif checksum(read_file(path)) != expected:
             problems.append(f"{name} was changed: its checksum is another")
+    problems += [f"{BASELINE} is missing"] * (not (folder / BASELINE).is_file())
+    with suppress(FileNotFoundError):
+        try:
+            unpack_tensors((folder / BASELINE).read_bytes(), "baseline", BASELINE)
+        except FormatError as error:
+            problems.append(str(error))
     problems += [f"only the audit makes its files again: {AGAIN}"] * bool(problems)
     if not (folder / PAGES["html"]).is_file():
         problems.append(f"{PAGES['html']} is missing: veridical report {folder} draws it from {CONTENTS}")
     return problems + _pages(folder, contents)
+
+
+def foreign_files(folder: str | Path) -> list[str]:
+    """What lies in the folder of an audit's report and is not of it."""
+    with suppress(FormatError, LookupError, TypeError):
+        own = {*read(folder)["checksums"]["files"], *PAGES.values(), CONTENTS, BASELINE}
+        return sorted({path.name for path in Path(folder).iterdir()} - own)
+    return []
 
 
 def _pages(folder: Path, contents: Mapping[str, Any]) -> list[str]:
