@@ -262,8 +262,10 @@ def _read(task: Task, background: int) -> Ensemble:
     held, train = task.predictor.model, task.train
     model: Any = getattr(held, "estimator", None)
     codec = getattr(held, "codec", None)
-    first = None if not hasattr(model, "steps") or len(model.steps) < 2 else model[:-1]
-    last = model.steps[-1][1] if hasattr(model, "steps") else model
+    # one target of several has the steps of its pipeline, and is none
+    steps = getattr(model, "steps", ()) if hasattr(type(model), "__getitem__") else ()
+    first = model[:-1] if len(steps) > 1 else None
+    last = steps[-1][1] if steps else model
     assert train is not None
 
     def prepare(rows: Tensor) -> Any:
