@@ -82,6 +82,16 @@ def test_an_evaluation_can_be_pasted() -> None:
     assert "↓" in repr(result)
 
 
+def test_a_noise_path_stands_beside_the_table_it_decided() -> None:
+    rows = torch.rand(6, 4)
+    for given, said in (({}, ", found on these samples"), ({"train": rows}, "fitted path")):
+        task = vd.Task(torch.nn.Linear(4, 3), rows, **given)
+        text = repr(vd.evaluate(task, "gradient", {"g": "fast_gef"}, progress=False))
+        assert f"g: {vd.score('fast_gef', task, 'gradient').noise}" in text
+        assert said in text
+        assert ("no reference rows" in text) == (not given)
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".md", ".tex"])
 def test_a_file_is_what_its_name_says(tmp_path, suffix) -> None:
     result = vd.evaluate(vd.Task(torch.nn.Linear(4, 3), torch.rand(6, 4)), ["gradient"], ["sparseness"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scipy.stats import kendalltau
 
+from veridical.errors import visible
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
 from veridical.values.task import Task
@@ -135,6 +136,9 @@ class Evaluation:
 
     def _notes(self) -> list[str]:
         notes = [f"{len(self.failures)} cells failed"] if self.failures else []
+        own = "" if self.task.train is not None else ", found on these samples, as there are no reference rows"
+        found = {what: scores.noise for (_, what), scores in self.scores.items() if scores.noise}
+        notes += [f"{visible(what)}: {noise}{own}" for what, noise in found.items()]
         return notes + ["interrupted: not all cells were scored"] * self.interrupted
 
     def _repr_html_(self) -> str:

@@ -162,6 +162,14 @@ class Scores:
         """How many samples carry each flag."""
         return {reason: int(mask.sum()) for reason, mask in self.flags.items()}
 
+    @property
+    def noise(self) -> str:
+        """How far GEF's weight noise went: a setting that was found; empty for other metrics."""
+        path = self.provenance.get("path")
+        if not isinstance(path, Mapping) or not {"sigma_max", "rule"} <= set(path):
+            return ""
+        return f"noise up to {path['sigma_max']:.3g}, {path['rule']} path"
+
     def mean(self, skip_nan: bool = False) -> float:
         """The mean over samples."""
         return float(self.values.nanmean() if skip_nan else self.values.mean())
@@ -285,11 +293,7 @@ class Scores:
         low, high = self.ci()
         notes = "".join(f"; {count} flagged '{reason}'" for reason, count in self.flagged.items())
         who = visible(f" of {self.explainer}") if self.explainer else ""
-        path = self.provenance.get("path")
-        if isinstance(path, Mapping) and {"sigma_max", "rule"} <= set(
-            path
-        ):  # of GEF: a setting that was found
-            notes += f"; noise up to {path['sigma_max']:.3g}, {path['rule']} path"
+        notes += f"; {self.noise}" if self.noise else ""
         return (
             f"Scores {self.metric}{who}: mean {self.mean(skip_nan=True):.4f} [{low:.4f}, {high:.4f}] "
             f"over {len(self)} samples ({self.direction} is better{notes}), cost {self.cost}"
