@@ -28,7 +28,6 @@ ROWS = X.numpy().astype(float)
 FRAME = pd.DataFrame(ROWS, columns=list("abcd"))
 Y = np.array([0, 1, 0, 1, 0, 1])
 CLF = LogisticRegression().fit(FRAME, Y)
-SMALL = {"tasks": ["digits"], "explainers": ["random"], "metrics": ["sparseness"]}
 
 
 class Later(nn.Module):
@@ -64,10 +63,6 @@ def evaluation() -> vd.Evaluation:
 def written(name: str, content: bytes) -> str:
     Path(name).write_bytes(content)
     return name
-
-
-def spec(**changes: Any) -> Any:
-    return study.run({**SMALL, **changes}, "out", workers=1, progress=False)
 
 
 MISTAKES: dict[str, Callable[[], Any]] = {
@@ -178,20 +173,6 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "model: arch malformed": lambda: load_task(written("w.pt", b""), X, arch="nocolon", allow_code=True),
     "model: hub name without hf:": lambda: load_task("owner/name", X),
     "model: device": lambda: load_task(NET, X, device="tpu"),
-    "study: unknown key": lambda: spec(tsks=[]),
-    "study: no tasks": lambda: spec(tasks=[]),
-    "study: unknown task": lambda: spec(tasks=["digit"]),
-    "study: unknown explainer": lambda: spec(explainers=["salency"]),
-    "study: unknown metric": lambda: spec(metrics=["sparsness"]),
-    "study: code": lambda: spec(explainers=[{"code": "os:system"}]),
-    "study: folder elsewhere": lambda: study.run(SMALL, "s3://bucket/out"),
-    "study: samples 0": lambda: spec(samples=0),
-    "study: model without data": lambda: spec(tasks=[{"model": "m.onnx"}]),
-    "study: model not there": lambda: spec(tasks=[{"model": "gone.onnx", "data": "gone.csv"}]),
-    "study: text": lambda: study.run(written("s.yaml", b"just words"), "out"),
-    "study: bad yaml": lambda: study.run(written("y.yaml", b"a: [1"), "out"),
-    "study: executor": lambda: study.run(SMALL, "out", executor="cloud"),
-    "study: no folder": lambda: study.run(SMALL),
 }
 
 

@@ -43,6 +43,19 @@ class Draw(random.Random):
         return settings
 
 
+def kept_to(plan: vd.Plan | None, net: nn.Module) -> nn.Module:
+    """The network, which from now on refuses more rows than its plan allows, but for training."""
+    # a pair at least: DeepLIFT reads a row beside its baseline
+    most = None if plan is None or plan.rows is None else max(plan.rows, 2)
+
+    def refuse(module: nn.Module, given: Any) -> None:
+        if most is not None and len(given[0]) > most and not module.training:
+            raise KeyError(f"{len(given[0])} rows under a plan of {most}")
+
+    net.register_forward_pre_hook(refuse)
+    return net
+
+
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU)
 
 
@@ -79,7 +92,7 @@ def task(chance: Draw, samples: int = 6, images: bool | None = None) -> vd.Task:
         labels = net(rows).argmax(1)
         labels[:: chance.choice([5, 100])] = 0
         given |= {"train": (rows, labels), "labels": labels[:samples]}
-    return vd.Task(net, rows[:samples], **given)
+    return vd.Task(kept_to(chance.plan, net), rows[:samples], **given)
 
 
 FAST_EXPLAINERS = (

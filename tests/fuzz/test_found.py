@@ -53,22 +53,12 @@ def known() -> vd.Task:
 
 
 ODD_CALLS: dict[str, Callable[[], Any]] = {
-    "seed of a half": lambda: vd.explain("random", table(), seed=1.5),  # type: ignore[arg-type]
-    "seed of a text": lambda: vd.score("sparseness", table(), "gradient", seed="a"),  # type: ignore[arg-type]
     "no seed": lambda: vd.explain("random", table(), seed=None),  # type: ignore[arg-type]
-    "half a draw": lambda: vd.score("rfid_plus", table(), "gradient", draws=1.5),
     "a token that is none": lambda: vd.score("pixel_flipping", table(), "gradient", fill=vd.fills.Token(-1)),
     "layer by number": lambda: vd.explain("gradcam", pictures(torch.float32), layer=-1),
-    "no such device": lambda: vd.explain("gradient", table(), device="nosuch"),
     "no target": lambda: table(targets=[None]),
-    "rows of a text": lambda: vd.Plan(rows="a"),  # type: ignore[arg-type]
     "very many samples": lambda: vd.tasks.load("known/linear", 2**70),
     "no features": lambda: vd.Task(nn.Linear(0, 2), torch.zeros(3, 0)),
-    "gamma": lambda: vd.explain("lrp_gamma", table(), gamma=math.nan),
-    "baseline": lambda: vd.explain("integrated_gradients", table(), baseline=math.nan),
-    "epsilon": lambda: vd.score("relative_output_stability", table(), "gradient", epsilon=math.nan),
-    "baseline beyond float32": lambda: vd.explain("integrated_gradients", table(), baseline=1e300),
-    "shift beyond float32": lambda: vd.score("input_invariance", table(), "gradient", shift=1e300),
     "a file that is no path": lambda: vd.explain("gradient", known()).save("a\0"),
     "a file to read that is no path": lambda: vd.Explanation.load("a\0"),
     "a cache that is no path": lambda: vd.fidelity.finetune(known(), known().inputs, epochs=1, cache="\0"),
