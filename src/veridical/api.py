@@ -259,7 +259,7 @@ def as_maps(thing: Any, task: Task) -> Explanation | None:
         return thing
     values = None
     if isinstance(thing, torch.Tensor) or type(thing).__module__ == "numpy":
-        values = task.values(thing)
+        values = task.values(thing, copy=True)
     elif type(thing).__module__.partition(".")[0] in ("pandas", "polars", "shap"):
         values = finished(thing, task)
     if values is None:

@@ -83,6 +83,21 @@ def test_a_task_owns_its_data(given: Callable[[Tensor], Any]) -> None:
     assert torch.equal(moved.inputs, X)
 
 
+def test_features_and_given_maps_are_copied_too() -> None:
+    groups, valid, maps = torch.tensor([0, 0, 1, 1]), torch.ones(6, 4, dtype=torch.bool), X.abs().clone()
+    tasks = [
+        vd.Task(mlp(), X, space=Space.column_groups(groups)),
+        vd.Task(mlp(), X, space=Space("column", (4,), 4, torch.arange(4), valid=valid)),
+        vd.Task(mlp(), X).with_space(Space("column", (4,), 4, torch.arange(4), valid=valid)),
+    ]
+    found = vd.evaluate(vd.Task(mlp(), X), {"mine": maps}, "sparseness", progress=False).explanations["mine"]
+    for each in (groups, valid, maps):
+        each[:] = 0
+    assert tasks[0].space.labels.tolist() == [0, 0, 1, 1]
+    assert all(bool(task.space.valid.all()) for task in tasks[1:])
+    assert torch.equal(found.values, X.abs())
+
+
 def test_a_task_is_made_in_inference_mode() -> None:
     with torch.inference_mode():
         task = vd.Task(mlp(), X + 0)

@@ -201,7 +201,7 @@ def side_of(side: Any, rows: int | None, place: torch.device) -> Side:
 
 
 def checked_space(space: Space, rows: Tensor) -> Space:
-    """The space, if it fits the rows."""
+    """The space, if it fits the rows, with tensors of its own."""
     if not isinstance(space, Space):
         raise InputError(f"space is a Space, such as Space.patches(shape, 4); got {space!r:.80}")
     if space.input_shape != tuple(rows.shape[1:]):
@@ -211,7 +211,8 @@ def checked_space(space: Space, rows: Tensor) -> Space:
             raise ShapeError(f"the space has {what} for {len(tensor)} samples, the task has {len(rows)}")
     if space.valid is not None and not bool(space.valid.any(-1).all()):
         raise InputError("a sample has no valid feature at all; leave it out")
-    return space
+    valid = None if space.valid is None else space.valid.clone()
+    return space._derive(labels=space.labels.clone(), valid=valid)
 
 
 def ids_of(ids: Sequence[int | str] | Tensor | None, rows: int, place: torch.device) -> Tensor:
