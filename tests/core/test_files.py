@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 import veridical as vd
 from veridical.core import files
 from veridical.errors import FormatError, StorageError
 from veridical.report import rendering
+from veridical.study.cells import META, from_parquet, to_parquet
 from veridical.values.tables import write_csv, write_table
 
 
@@ -95,6 +99,36 @@ def small_task() -> vd.Task:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return vd.Task(torch.nn.Linear(4, 3), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("kind", ["explanation", "scores"])
+def test_sealed_files_of_odd_content_are_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
+    task = small_task()
+    found: Any = vd.explain("gradient", task)
+    found = found if kind == "explanation" else vd.score("pixel_flipping", task, found)
+    tensors, header = files.load_tensors(found.save(tmp_path / "whole"), kind)
+    own = {name: value for name, value in header.items() if name not in files.new_header(kind, 3)}
+    odd = [(tensors, dict.fromkeys(own, 3)), ({}, own)]
+    odd += [(tensors, {n: v for n, v in own.items() if n != name}) for name in own if name != "curve"]
+    for held, about in odd:
+        with pytest.raises(FormatError, match="something else than it should"):
+            type(found).load(files.save_tensors(tmp_path / "odd", kind, held, about))
+    bare = {"veridical": json.dumps({"format": 3, "checksum": files.NO_CHECKSUM})}
+    (tmp_path / "bare").write_bytes(files.with_checksum(save(tensors, bare)))
+    with pytest.raises(FormatError, match="holds a None"):
+        type(found).load(tmp_path / "bare")
+
+
+def test_sealed_cells_of_odd_content_are_refused_in_a_sentence() -> None:
+    labels = {"task": "t", "explainer": "e", "metric": "m", "seed": 0}
+    whole = to_parquet(vd.score("sparseness", small_task(), "gradient"), labels, {})
+    about = json.loads(pq.read_schema(io.BytesIO(whole)).metadata[META])
+    del about["direction"]
+    table, sink = pq.read_table(io.BytesIO(whole)), io.BytesIO()
+    bare = json.dumps({**about, "checksum": files.NO_CHECKSUM}).encode()
+    pq.write_table(table.replace_schema_metadata({META: bare}), sink, compression="zstd")
+    with pytest.raises(FormatError, match="something else than it should"):
+        from_parquet(files.with_checksum(sink.getvalue()), "cell")
 
 
 TENSORS = {"a": torch.arange(3), "b": torch.eye(2).T[:, :1]}

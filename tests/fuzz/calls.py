@@ -227,7 +227,11 @@ def tasks(chance: systems.Draw) -> vd.Task:
         model = model.double()
     else:
         chance.precision = torch.float32
-    return vd.Task(systems.kept_to(chance.plan, model.eval()), x, **{"plan": chance.plan, **given, **options(chance, 0.04)})
+    return vd.Task(
+        systems.kept_to(chance.plan, model.eval()),
+        x,
+        **{"plan": chance.plan, **given, **options(chance, 0.04)},
+    )
 
 
 OPTIONS = "targets ids labels fill train head output masks space side name plan".split()

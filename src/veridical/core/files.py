@@ -14,14 +14,14 @@ import os
 import re
 import secrets
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from veridical.errors import FormatError, InputError, StorageError
+from veridical.errors import FormatError, InputError, StorageError, VeridicalError
 
 FORMAT_VERSION = 3
 PART = ".part"
@@ -138,6 +138,18 @@ def read_header(text: str | bytes, source: str, version: int) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def understood(source: str) -> Iterator[None]:
+    """Around making something of a whole file: content that is none of ours is refused in a sentence."""
+    try:
+        yield
+    except VeridicalError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise FormatError(f"{source} holds something else than it should ({why:.99})") from error
+
+
 def pack_json(data: Mapping[str, Any], kind: str, version: int, content_hash: str = "") -> bytes:
     """Plain data as JSON with a checksum."""
     return with_checksum(
@@ -198,8 +210,8 @@ def unpack_tensors(
         raise FormatError(f"{source} was not written by veridical (its header is missing)")
     header = read_header(meta["veridical"], source, FORMAT_VERSION)
     verify_checksum(content, source)
-    if header["kind"] != kind:
-        raise FormatError(f"{source} holds a {header['kind']}, expected a {kind}")
+    if header.get("kind") != kind:
+        raise FormatError(f"{source} holds a {header.get('kind')}, expected a {kind}")
     check_header(header, source, content_hash=content_hash)
     try:
         return load(content), header

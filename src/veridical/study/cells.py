@@ -220,27 +220,30 @@ def from_parquet(
     import pyarrow.parquet as pq
 
     about = metadata(content, source, hash, rows)
-    table = pq.read_table(io.BytesIO(content))
-    raised = table["flags"].to_pylist()
-    flags = {reason: torch.tensor([reason in found for found in raised]) for reason in about["flags"]}
-    details = {name: _tensor(table[DETAIL + name], dtype, shape) for name, dtype, shape in about["details"]}
-    curve = None
-    if about["curve"] is not None:
-        x, dtype, *names = about["curve"]
-        y = _tensor(table[CURVE], dtype, [len(x)])
-        curve = Curve(torch.tensor(x, dtype=torch.float64), y, *names)
-    return Scores(
-        torch.from_numpy(table["value"].to_numpy().copy()),
-        Direction(about["direction"]),
-        about["metric"],
-        torch.from_numpy(table["id"].to_numpy().copy()),
-        about["explainer"],
-        flags,
-        curve,
-        details,
-        Cost(*about["cost"]),
-        about["provenance"],
-    )
+    with files.understood(source):
+        table = pq.read_table(io.BytesIO(content))
+        raised = table["flags"].to_pylist()
+        flags = {reason: torch.tensor([reason in found for found in raised]) for reason in about["flags"]}
+        details = {
+            name: _tensor(table[DETAIL + name], dtype, shape) for name, dtype, shape in about["details"]
+        }
+        curve = None
+        if about["curve"] is not None:
+            x, dtype, *names = about["curve"]
+            y = _tensor(table[CURVE], dtype, [len(x)])
+            curve = Curve(torch.tensor(x, dtype=torch.float64), y, *names)
+        return Scores(
+            torch.from_numpy(table["value"].to_numpy().copy()),
+            Direction(about["direction"]),
+            about["metric"],
+            torch.from_numpy(table["id"].to_numpy().copy()),
+            about["explainer"],
+            flags,
+            curve,
+            details,
+            Cost(*about["cost"]),
+            about["provenance"],
+        )
 
 
 def metadata(content: bytes, source: str, hash: str | None = None, rows: int | None = None) -> dict[str, Any]:

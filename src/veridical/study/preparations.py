@@ -63,9 +63,11 @@ def equipped(metric: M, task: Task, hash: str, facts: Mapping[str, Any], source:
     """The metric with what was prepared for it; a noise path goes into the task."""
     if facts["kind"] == PATH:
         content = source if isinstance(source, bytes) else source.read_bytes()
-        for label, path in files.unpack_tensors(content, PATH, hash, hash)[1]["data"].items():
-            plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in path.items()}
-            task.estimates.setdefault(label, NoisePath(**plain))
+        header = files.unpack_tensors(content, PATH, hash, hash)[1]
+        with files.understood(hash):
+            for label, path in header["data"].items():
+                plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in path.items()}
+                task.estimates.setdefault(label, NoisePath(**plain))
         return metric
     artefact = Finetuned(str(_here(source, hash)))
     files.check_header(artefact.header, artefact.path, content_hash=hash)

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from veridical.core.files import understood
 from veridical.errors import FormatError, InputError
 from veridical.gef.iso_gef import joined_scores
 from veridical.jobs import Store
@@ -155,7 +156,8 @@ class Study:
         parts = []
         for hash in self._there(must_be_sound=True):
             content = io.BytesIO(self.store.read(place("score", hash)))
-            parts.append(pq.read_table(content, columns=list(COLUMNS)).replace_schema_metadata(None))
+            with understood(place("score", hash)):
+                parts.append(pq.read_table(content, columns=list(COLUMNS)).replace_schema_metadata(None))
         if not parts:
             return pd.DataFrame(columns=list(COLUMNS))
         return pa.concat_tables(parts).to_pandas()

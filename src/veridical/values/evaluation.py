@@ -136,7 +136,9 @@ class Evaluation:
 
     def _notes(self) -> list[str]:
         notes = [f"{len(self.failures)} cells failed"] if self.failures else []
-        own = "" if self.task.train is not None else ", found on these samples, as there are no reference rows"
+        own = (
+            "" if self.task.train is not None else ", found on these samples, as there are no reference rows"
+        )
         found = {what: scores.noise for (_, what), scores in self.scores.items() if scores.noise}
         notes += [f"{visible(what)}: {noise}{own}" for what, noise in found.items()]
         return notes + ["interrupted: not all cells were scored"] * self.interrupted

@@ -314,32 +314,33 @@ class Explanation:
     def from_bytes(cls, content: bytes, source: str, content_hash: str | None = None) -> Explanation:
         """Read what `to_bytes` made; under another content hash than was asked for it is refused."""
         tensors, header = files.unpack_tensors(content, "explanation", source, content_hash)
-        about = header["space"]
-        names = about["names"]
-        if names is not None:
-            names = tuple(tuple(n) if isinstance(n, list) else n for n in names)
-        space = Space(
-            about["kind"],
-            tuple(about["input_shape"]),
-            about["n_features"],
-            tensors["labels"],
-            about["per_sample"],
-            tensors.get("valid"),
-            names,
-        )
-        return cls(
-            tensors["values"],
-            space,
-            tensors["targets"],
-            tensors["ids"],
-            header["explainer"],
-            tensors["order"],
-            Cost(*header["cost"]),
-            header["provenance"],
-            given_tied=tensors.get("tied"),
-            draw_ids=tensors.get("draw_ids"),  # type: ignore[arg-type]
-            error=tensors.get("error"),
-        )
+        with files.understood(source):
+            about = header["space"]
+            names = about["names"]
+            if names is not None:
+                names = tuple(tuple(n) if isinstance(n, list) else n for n in names)
+            space = Space(
+                about["kind"],
+                tuple(about["input_shape"]),
+                about["n_features"],
+                tensors["labels"],
+                about["per_sample"],
+                tensors.get("valid"),
+                names,
+            )
+            return cls(
+                tensors["values"],
+                space,
+                tensors["targets"],
+                tensors["ids"],
+                header["explainer"],
+                tensors["order"],
+                Cost(*header["cost"]),
+                header["provenance"],
+                given_tied=tensors.get("tied"),
+                draw_ids=tensors.get("draw_ids"),  # type: ignore[arg-type]
+                error=tensors.get("error"),
+            )
 
     def top(self, sample: int = 0, count: int = 5) -> list[tuple[str, float]]:
         """The most relevant features of one sample by name, with their relevance."""

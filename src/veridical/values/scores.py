@@ -263,25 +263,26 @@ class Scores:
     def load(cls, path: str | Path) -> Scores:
         """Read what `save` wrote."""
         tensors, header = files.load_tensors(path, "scores")
-        curve = None
-        if "curve" in header:
-            curve = Curve(tensors["curve/x"], tensors["curve/y"], *header["curve"])
 
         def group(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
-        return cls(
-            tensors["values"],
-            Direction(header["direction"]),
-            header["metric"],
-            tensors["ids"],
-            header["explainer"],
-            group("flag/"),
-            curve,
-            group("detail/"),
-            Cost(*header["cost"]),
-            header["provenance"],
-        )
+        with files.understood(str(path)):
+            curve = None
+            if "curve" in header:
+                curve = Curve(tensors["curve/x"], tensors["curve/y"], *header["curve"])
+            return cls(
+                tensors["values"],
+                Direction(header["direction"]),
+                header["metric"],
+                tensors["ids"],
+                header["explainer"],
+                group("flag/"),
+                curve,
+                group("detail/"),
+                Cost(*header["cost"]),
+                header["provenance"],
+            )
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw the curve with its spread, or the distribution of the values, and return the axes."""
