@@ -153,6 +153,12 @@ def test_foreign_files_are_named_and_left_alone(folder: Path) -> None:
     assert (folder / "cells" / "notes.txt").read_text() == "mine"
 
 
+def test_garbage_in_the_log_or_a_record_of_failure_hides_nothing(folder: Path) -> None:
+    before = studies.open(folder).status()
+    (folder / "log" / "odd.jsonl").write_bytes(b'{"seconds": "x"}\n[1]\n{"seconds": null}\n\xff\n{"sec')
+    assert studies.open(folder).status() == before
+
+
 def test_a_damaged_plan_is_made_again_from_the_study(folder: Path) -> None:
     before, victim = content(folder), folder / "plan.json"
     for damage in (lambda path: path.write_text('{"format": 5, "plan": "not'), flipped):

@@ -224,7 +224,8 @@ class Study:
             for line in self.store.read(f"{LOG}/{name}").decode("utf-8", "replace").splitlines():
                 with suppress(json.JSONDecodeError):  # a killed run may have left half a line
                     found.append(json.loads(line))
-        return [line for line in found if isinstance(line, dict) and "seconds" in line]
+        ended = [line for line in found if isinstance(line, dict)]
+        return [line for line in ended if isinstance(line.get("seconds"), int | float)]
 
     def status(self) -> Progress:
         """How far the study is."""
