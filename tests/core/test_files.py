@@ -19,6 +19,7 @@ from safetensors.torch import save, save_file
 import veridical as vd
 from veridical.core import files
 from veridical.errors import FormatError, StorageError
+from veridical.meta.result import KIND as META_KIND
 from veridical.report import rendering
 from veridical.study.cells import META, from_parquet, to_parquet
 from veridical.values.tables import write_csv, write_table
@@ -119,7 +120,9 @@ def test_sealed_files_of_odd_content_are_refused_in_a_sentence(kind: str, tmp_pa
         type(found).load(tmp_path / "bare")
 
 
-def test_sealed_cells_of_odd_content_are_refused_in_a_sentence() -> None:
+def test_sealed_cells_of_odd_content_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="something else than it should"):
+        vd.meta.load(files.save_tensors(tmp_path / "odd", META_KIND, {}, {}))
     labels = {"task": "t", "explainer": "e", "metric": "m", "seed": 0}
     whole = to_parquet(vd.score("sparseness", small_task(), "gradient"), labels, {})
     about = json.loads(pq.read_schema(io.BytesIO(whole)).metadata[META])

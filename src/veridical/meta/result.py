@@ -382,7 +382,9 @@ def load(path: str | Path) -> MetaEvaluation:
     MetaEvaluation
         The same result, with all its scores.
     """
-    return unpacked(*files.load_tensors(path, KIND))
+    tensors, header = files.load_tensors(path, KIND)
+    with files.understood(str(path)):
+        return unpacked(tensors, header)
 
 
 def packed(result: MetaEvaluation) -> tuple[dict[str, Tensor], dict[str, Any]]:
