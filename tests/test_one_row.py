@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -116,8 +117,9 @@ def test_systems(name: str) -> None:
 def test_what_a_model_raises_is_a_sentence_wherever_it_is_asked() -> None:
     task = one_row("table").with_plan(vd.Plan(rows=4))
     for name in ("gradient", "integrated_gradients", "occlusion"):
-        with pytest.raises(ModelError, match=r"ValueError on \d rows .* not \d. If it takes fewer"):
+        with pytest.raises(ModelError, match=r"ValueError on \d rows .* not \d. If it takes fewer") as told:
             vd.explain(name, task)
+        assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)  # as workers send it
 
 
 @pytest.mark.extras

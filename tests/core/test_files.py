@@ -137,15 +137,6 @@ def test_sealed_cells_of_odd_content_are_refused_in_a_sentence(tmp_path: Path) -
 TENSORS = {"a": torch.arange(3), "b": torch.eye(2).T[:, :1]}
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    path = files.save_tensors(tmp_path / "new" / "file", "toy", TENSORS, {"note": [1, "two", None]})
-    tensors, header = files.load_tensors(path, "toy")
-    assert all(torch.equal(tensors[n], TENSORS[n]) for n in TENSORS)
-    assert header["note"] == [1, "two", None]
-    assert header["format"] == files.FORMAT_VERSION
-    assert [p.name for p in path.parent.iterdir()] == ["file"]
-
-
 def test_files_that_are_not_ours_say_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="there is no file"):
         files.load_tensors(tmp_path / "none", "toy")

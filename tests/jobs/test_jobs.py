@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from veridical import jobs
-from veridical.errors import FormatError, InputError, StudyError
+from veridical.errors import InputError, StudyError
 from veridical.jobs import (
     BlockedError,
     Job,
@@ -80,25 +80,9 @@ def test_a_cell_comes_back_and_damage_is_said(tmp_path, caplog):
     path.write_bytes(whole)
     (tmp_path / "parts" / "other.safetensors").write_bytes(whole)
     assert store.read_cell("parts", "other") is None
-    store.write_json("a.json", {"b": 1}, "thing", 1, "h")
-    assert store.read_json("a.json", "thing", 1, "h") == {"b": 1}
-    for wrong in (("other", 1, "h"), ("thing", 0, "h"), ("thing", 1, "i")):
-        with pytest.raises(FormatError):
-            store.read_json("a.json", *wrong)
 
 
 # --- who may write ----------------------------------------------------------------------------------------
-
-
-def test_a_folder_in_use_by_another_run_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(lease, "TRIES", 1)
-    store = Store(tmp_path)
-    with Lease(store, "one", "first"):
-        with pytest.raises(StudyError, match="in use by another study, 'first'"):
-            Lease(store, "two", "second").__enter__()
-        with Lease(store, "one", "first") as other:
-            assert other.shared
-    assert store.files("leases") == []
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,8 @@ def test_a_folder_in_use_by_another_study_is_refused(folder: Path) -> None:
         assert content(folder) == before
         # the same study may come along
         assert run(folder).status().complete
+        with Lease(Store(folder), plan.digest, plan.name) as other:
+            assert other.shared
     assert list((folder / "leases").iterdir()) == []
     assert run(folder, {**STUDY, "seeds": [5]}).status().complete
 

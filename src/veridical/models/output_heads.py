@@ -100,7 +100,8 @@ def first_outputs(
 
 
 def _raised(error: Exception) -> Exception:
-    return error.raised if isinstance(error, RaisedError) else error
+    cause = error.__cause__ if isinstance(error, RaisedError) else None
+    return cause if isinstance(cause, Exception) else error
 
 
 def _hint(module: nn.Module, one: Tensor, error: Exception) -> str:

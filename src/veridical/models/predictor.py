@@ -59,15 +59,16 @@ def _count_backward(tally: Tally, gradient: Tensor) -> None:
 
 
 class RaisedError(ModelError):
-    """What a model raised on some rows, in a sentence."""
+    """What a model raised on some rows, in a sentence; the error itself is its cause."""
 
-    def __init__(self, raised: Exception, x: Tensor) -> None:
+    @classmethod
+    def of(cls, raised: Exception, x: Tensor) -> RaisedError:
+        """The sentence about an error on rows x."""
         fewer = ". If it takes fewer at once, say so: plan=vd.Plan(rows=4), or 2, or 1"
-        super().__init__(
+        return cls(
             f"the model ran on one row and raised {type(raised).__name__} on {len(x)} rows of shape "
             f"{tuple(x.shape[1:])}, some of which may be masked: {raised}{fewer if len(x) > 1 else ''}"
         )
-        self.raised = raised
 
 
 class CountedModel(nn.Module):
@@ -94,7 +95,7 @@ class CountedModel(nn.Module):
         except Exception as error:
             if isinstance(error, VeridicalError) or out_of_memory(error):
                 raise
-            raise RaisedError(error, x) from error
+            raise RaisedError.of(error, x) from error
         return self.counted_outputs(x, returned)
 
     def counted_outputs(self, x: Tensor, returned: Any) -> Tensor:
