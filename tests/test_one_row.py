@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import veridical as vd
+from tests.reference.small_lm import Words, small_lm
 from veridical.errors import ModelError, NotApplicableError, VeridicalWarning
 from veridical.explainers import registry as explainers
 from veridical.metrics import Metric
@@ -120,6 +121,21 @@ def test_what_a_model_raises_is_a_sentence_wherever_it_is_asked() -> None:
         with pytest.raises(ModelError, match=r"ValueError on \d rows .* not \d. If it takes fewer") as told:
             vd.explain(name, task)
         assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)  # as workers send it
+
+
+def test_prompts_of_a_language_model() -> None:
+    texts = ["Ann sings. Bob sings.", "Bob has a dog. Ann has a cat."]
+    tokens = Words(*texts)
+    model, asked = small_lm(tokens), []
+
+    def count(_module: nn.Module, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
+        asked.append(len(given[0] if given else named["input_ids"]))
+
+    model.register_forward_pre_hook(count, with_kwargs=True)
+    task = vd.models.Generation(model, tokens, texts, answers=[" sings", " dog"], plan=ONE)
+    vd.score("pixel_flipping", task, "gradient")
+    vd.explain("occlusion", vd.data.switch(task, vd.models.Mlps()))
+    assert set(asked) == {1}
 
 
 @pytest.mark.extras
