@@ -391,6 +391,60 @@ def audits(chance: Draw) -> Any:
     return [found, str(found)]
 
 
+def checks(chance: Draw) -> Any:
+    """An audit, and the same model asked again."""
+    one = task(chance, 12, images=False)
+    old = vd.audit(
+        one, explainers=chance.some(FAST_EXPLAINERS, 1, 2), effort=TINY, seed=1, concepts=(), **QUIET
+    )
+    found = vd.check(old, one, **chance.given({"explainers": None, "budget": None, "seed": 1}))
+    return [found.to_frame(), str(found)]
+
+
+def training(chance: Draw) -> Any:
+    """A model that is trained anew without some of its rows."""
+    rows = torch.randn(14, 3, dtype=torch.float64)
+    classes = (rows[:, 0] > 0).long()
+    classes[:2] = torch.tensor([0, 1])
+
+    def fit(kept: Any) -> nn.Module:
+        means = torch.stack([rows[kept][classes[kept] == c].mean(0).nan_to_num() for c in (0, 1)])
+        net = nn.Linear(3, 2).double()
+        net.weight.data, net.bias.data = means, -means.square().sum(1) / 2
+        return net
+
+    given = {"scale": chance.choice(["margin", "log_probability"]), "repeats": 1, "seed": 1}
+    made = vd.data.Retraining(
+        fit, (rows[:10], classes[:10]), (rows[10:], classes[10:]), **chance.given(given), **QUIET
+    )
+    maps = torch.randn(4, 10, dtype=torch.float64)
+    verbs: list[Callable[[], Any]] = [
+        made.leave_one_out,
+        lambda: made.lds(maps, **chance.given({"retrainings": 5, "share": 0.5})),
+        lambda: made.removal_curve(maps, **chance.given({"shares": (0.0, 0.3)})),
+        lambda: made.mislabelled_auc(maps, [1, 3]),
+    ]
+    return chance.choice(verbs)()
+
+
+def parts(chance: Draw) -> Any:
+    """A picture and a table, explained together."""
+
+    def both(picture: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        score = picture.flatten(1).mean(1) * table[:, 0] + table[:, 1]
+        return torch.stack([-score, score], 1)
+
+    given = {
+        "picture": vd.data.Part(torch.randn(3, 1, 4, 4), vd.Space.patches((1, 4, 4), 2)),
+        "table": vd.data.Part(torch.randn(3, 2), fill=chance.choice([0.0, 0.5])),
+    }
+    one = vd.data.from_parts(both, given, plan=chance.plan)
+    chance.precision = torch.float32
+    if chance.random() < 0.5:
+        return vd.explain(chance.choice(["occlusion", "exact_shapley", "lime", "random"]), one)
+    return vd.score(chance.choice(MAP_METRICS), one, any_map(chance, one))
+
+
 def studies(chance: Draw) -> Any:
     plan = {} if chance.plan is None or chance.plan.rows is None else {"rows": chance.plan.rows}
     chance.precision = torch.float32  # of embedded tasks
@@ -448,6 +502,9 @@ SYSTEMS: dict[str, tuple[Callable[[Draw], Any], float]] = {
     "prompts": (prompts, 8),
     "audit": (audits, 3),
     "study": (studies, 4),
+    "check": (checks, 2),
+    "training rows": (training, 3),
+    "parts": (parts, 4),
 }
 
 

@@ -597,9 +597,7 @@ def _pads(task: Generation) -> bool:
             answered[1:],
         )
         some = slice(0, task.predictor.rows)  # the padded one alone, where the plan takes one
-        two = model.logits(
-            both[some], there[some], there[some].to(task.inputs), answer[some], answered[some]
-        )
+        two = model.logits(both[some], there[some], there[some].to(task.inputs), answer[some], answered[some])
     return near(two[:1, :kept], one[:, :kept], _SAME[model.precision])
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veridical.core.allowed import MANY, Within
+from veridical.core.allowed import MANY, Between, Count, Within
 from veridical.core.key import Key, subsets, uniform
 from veridical.core.settings import checked
 from veridical.core.space import Space
@@ -26,6 +26,7 @@ from veridical.values.input_checks import as_tensor
 from veridical.values.task import Task
 
 Scale = Literal["margin", "log_probability"]
+NotAll = Annotated[float, Within(0, 1, without=(1,))]
 CELLS = "retrainings"
 FOLDER_VERSION = 1
 
@@ -181,7 +182,8 @@ class Retraining:
         outputs = self._outputs(list(different[:, self.group])).double()
         return read(outputs, self.targets, self.head, self.scale).mean(1)[place]
 
-    def subsets(self, count: int, share: float = 0.5, purpose: str = "judged") -> Tensor:
+    @checked
+    def subsets(self, count: Count, share: Between = 0.5, purpose: str = "judged") -> Tensor:
         """Uniform subsets of units that are kept, (count, U): the first of 100 are those of 50."""
         kept = max(1, min(self.n_units - 1, round(share * self.n_units)))
         key = Key(self.seed) / "training rows" / purpose
@@ -225,7 +227,8 @@ class Retraining:
             f"the map has shape {tuple(values.shape)}, expected (tests, training rows) = ({tests}, {rows})"
         )
 
-    def lds(self, maps: Any, retrainings: int = 100, share: float = 0.5) -> Tensor:
+    @checked
+    def lds(self, maps: Any, retrainings: Count = 100, share: Between = 0.5) -> Tensor:
         """Linear datamodelling score of each test (T,): do summed relevances order the retrained outputs?
 
         Spearman's correlation, over random subsets of the units, of the sum of the relevance that is kept
@@ -259,7 +262,8 @@ class Retraining:
         """Spearman's correlation (T,) of relevance with the falls of `leave_one_out`."""
         return spearman(self.maps(maps), self.leave_one_out())
 
-    def removal_curve(self, maps: Any, shares: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)) -> Tensor:
+    @checked
+    def removal_curve(self, maps: Any, shares: Sequence[NotAll] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)) -> Tensor:
         """The mean output of all tests (S,) after the units of most relevance to them all are left out.
 
         Units are removed in the order of their mean relevance, ties at random by key.
@@ -276,6 +280,8 @@ class Retraining:
         Tensor
             One mean output per share.
         """
+        if not shares:
+            raise InputError("shares is empty; give one at least, such as (0.0, 0.5)")
         mean = self.maps(maps).mean(0)
         decides = uniform(Key(self.seed) / "training rows" / "ties", torch.zeros(1).long(), 0, len(mean))[0]
         order = torch.from_numpy(np.lexsort((decides.numpy(), -mean.numpy())))
