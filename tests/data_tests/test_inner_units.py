@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import veridical as vd
 from tests.data_tests.test_generation import ANSWERS, FOILS, PROMPTS, QUESTIONS, made
@@ -199,7 +200,7 @@ def test_what_cannot_be_switched_is_refused():
     rows = torch.randn(2, 3, 4)
     for given, units, off, error, message in (
         (task, vd.models.Channels("nowhere"), None, VeridicalError, "no layer is called 'nowhere'"),
-        (task, vd.models.Heads(), None, NotApplicableError, "no attention layer"),
+        (task, vd.models.Heads(), None, NotApplicableError, "no projection is found"),
         (task, channels, vd.models.Counterfactual(other[:2]), ShapeError, "one for each"),
         (task.with_noise(0.1, Key(0)), channels, None, NotApplicableError, "unperturbed"),
         (vd.data.switch(task, channels), channels, None, NotApplicableError, "switched already"),
@@ -379,52 +380,86 @@ def test_fid_of_a_prompt_is_the_fall_of_its_log_probability():
 
 # --- heads of encoders, which are joined in different places ---------------------------------------------
 
-ENCODERS = {
-    "Bert": (lambda layer: layer.attention.output.dense, {}),
-    "DistilBert": (lambda layer: layer.attention.out_lin, {"dim": 32, "hidden_dim": 48, "n_layers": 2}),
-    "MPNet": (lambda layer: layer.attention.attn.o, {}),
-    "ConvBert": (None, {}),
+WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+FOUND = {
+    "Bert": {},
+    "DistilBert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4},
+    "MPNet": {},
+    "ModernBert": {},
+    "DebertaV2": {},
+    "Bloom": {"n_layer": 2, "n_head": 4},
+    "Llama": {"num_key_value_heads": 2},
+    "T5": {
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "decoder_start_token_id": 0,
+    },
 }
+REFUSED = {"ConvBert": {}, "SqueezeBert": {"embedding_size": 32}, "Nystromformer": {}}
 
 
-def encoder(kind):
+def classifier(kind):
     transformers = pytest.importorskip("transformers")
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    own = {"n_heads": 4, **ENCODERS[kind][1]} if kind == "DistilBert" else shape
-    config = getattr(transformers, f"{kind}Config")(vocab_size=50, num_labels=3, **own)
+    own = {**FOUND, **REFUSED}[kind]
+    ends = {f"{token}_token_id": 1 for token in ("bos", "eos", "cls", "sep")}
+    shape = {"vocab_size": 50, "num_labels": 3, "pad_token_id": 0, **ends}
+    config = getattr(transformers, f"{kind}Config")(**shape, **WIDTHS, **own)
     torch.manual_seed(0)
     made = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
     for parameter in made.parameters():
         nn.init.normal_(parameter, std=0.25)
-    return made
+    ids = torch.randint(5, 50, (3, 6))
+    ids[:, -1] = 1
+    return made, vd.Task(made, ids, side={"attention_mask": torch.ones_like(ids)})
+
+
+class HeadOff(TorchFunctionMode):
+    """Attention of the second head of the first layer gives zeros, wherever the model goes on from there."""
+
+    done = False
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        attends = name == "scaled_dot_product_attention" or (name == "softmax" and made.ndim == 4)
+        if attends and not self.done:
+            self.done, made = True, made.clone()
+            made[:, 1] = 0
+        return made
 
 
 @pytest.mark.extras
-@pytest.mark.parametrize("kind", ["Bert", "DistilBert", "MPNet"])
-def test_heads_of_an_encoder_against_its_joining_projection(kind):
-    made, ids = encoder(kind), torch.randint(5, 50, (3, 6), generator=torch.Generator().manual_seed(0))
-    task = vd.Task(made, ids, side={"attention_mask": torch.ones_like(ids)})
+@pytest.mark.parametrize("kind", FOUND)
+def test_heads_against_their_attention_switched_off(kind):
+    made, task = classifier(kind)
     switched = vd.data.switch(task, vd.models.Heads())
-    assert len(switched.space.names) == 8
+    assert len(switched.space.names) == (24 if kind == "T5" else 8)  # with those between its halves
     gates = switched.inputs.clone()
     gates[:, 1] = 0
-    base = getattr(made, made.base_model_prefix)
-    first = (base.transformer if kind == "DistilBert" else base.encoder).layer[0]
-
-    def off(_module, given):
-        state = given[0].clone()
-        state[..., 8:16] = 0
-        return (state, *given[1:])
-
-    handle = ENCODERS[kind][0](first).register_forward_pre_hook(off)
-    with torch.no_grad():
-        expected = made(ids, attention_mask=torch.ones_like(ids)).logits
-    handle.remove()
-    torch.testing.assert_close(switched.with_inputs(gates).outputs, expected)
+    with torch.no_grad(), HeadOff():
+        expected = made(task.inputs, **task.side).logits
+    assert not torch.allclose(expected, task.outputs, atol=1e-3)
+    torch.testing.assert_close(switched.with_inputs(gates).outputs, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.extras
-def test_heads_that_are_joined_with_something_else_are_refused():
-    made, ids = encoder("ConvBert"), torch.randint(5, 50, (3, 6))
-    with pytest.raises(NotApplicableError, match="no attention layer with a projection of its heads"):
-        vd.data.switch(vd.Task(made, ids), vd.models.Heads())
+@pytest.mark.parametrize("kind", REFUSED)
+def test_heads_that_are_joined_with_something_else_are_refused(kind):
+    _, task = classifier(kind)
+    with pytest.raises(NotApplicableError, match="no projection is found here that attention heads enter"):
+        vd.data.switch(task, vd.models.Heads())
+
+
+def test_heads_of_a_layer_that_is_named_and_of_one_that_only_the_caller_knows():
+    whole = vd.data.switch(prompt(), vd.models.Heads())
+    second = vd.data.switch(prompt(), vd.models.Heads(("blocks.1.attn",)))
+    known = vd.data.switch(prompt(), vd.models.Heads(("blocks.1.attn.out_proj",), count=4))
+    for task in (second, known):
+        torch.testing.assert_close(
+            vd.explain("occlusion", task).values, vd.explain("occlusion", whole).values[:, 4:]
+        )
+    with pytest.raises(NotApplicableError, match="enter side by side"):
+        vd.data.switch(prompt(), vd.models.Heads(("blocks.1.mlp",)))

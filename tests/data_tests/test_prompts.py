@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -64,6 +66,36 @@ def test_a_token_belongs_to_its_first_letter():
         assert unit_of_tokens(text, [(0, 1), (1, 5), (5, 6)], parts(text, "sentence"), False, 0) == [0, 0, 1]
     with pytest.raises(InputError, match="no token of its own"):
         unit_of_tokens(text, [(0, 6)], parts(text, "sentence"), False, 0)
+
+
+class Merges(Words):
+    """A full stop and the blank lines behind it are one token, as with Qwen and Llama 3."""
+
+    @staticmethod
+    def _split(text):
+        return re.findall(r"\s?[^\s.?!]+|[.?!]+\n*|\s", text)
+
+
+@pytest.mark.parametrize("units", ["sentence", "word"])
+def test_a_token_that_reaches_into_the_question_is_never_off(units):
+    text, question = "Ann sings. Bob sings.", "\n\nAnn has"
+    tokens = Merges(text + question, " a")
+    with pytest.warns(VeridicalWarning, match=r"'\.\\n\\n'.* stays on"):
+        task = vd.models.Generation(
+            small_lm(tokens), tokens, [text], [" a"], questions=[question], units=units
+        )
+    (prompt,) = task.prompts
+    across = prompt.ids.index(tokens.encode(".\n\n")[0])
+    assert prompt.unit[across] == -1
+    assert prompt.unit[across - 1] == max(prompt.unit)
+    single = vd.models.Generation(
+        small_lm(tokens), tokens, [text], [" a"], questions=[question], units="token"
+    ).prompts[0]
+    assert single.units == ("Ann", "sings", ".", "Bob", "sings")
+    with pytest.raises(InputError, match=r"inside the token '\.\\n\\n'; move its edge"):
+        vd.models.Generation(
+            small_lm(tokens), tokens, [text], [" a"], questions=[question], units=[[(0, 21)]]
+        )
 
 
 TEXTS = ["Ann sings. Bob sings.\n\nAnn has a cat.", "Bob has a dog.\n\nBob sings. Bob"]
@@ -251,8 +283,11 @@ def test_a_folder_and_a_file_become_a_task(folder, tmp_path):
 @pytest.mark.extras
 @pytest.mark.slow
 def test_the_command_audits_prompts(folder, tmp_path):
-    lines = [{**GOOD, "prompt": f"{a} has a cat. {b} has a dog. {c} has a fish."} for a, b, c in
-             [("Ann", "Bob", "Cem"), ("Bob", "Cem", "Ann"), ("Cem", "Ann", "Bob")] * 4]  # fmt: skip
+    orders = product(permutations(("Ann", "Bob", "Cem")), permutations(("cat", "dog", "fish")))
+    lines = [
+        {**GOOD, "prompt": " ".join(f"{who} has a {what}." for who, what in zip(*order, strict=True))}
+        for order in orders
+    ]
     path = written(tmp_path / "p.jsonl", *lines)
     words = ["audit", "--model", str(folder), "--data", str(path), "-o", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*words, "-e", "occlusion", "-e", "gradient", "--concepts", "none"])

@@ -64,24 +64,34 @@ def check_spans(spans: Sequence[Span], length: int, what: str, prompt: int) -> l
 
 
 def unit_of_tokens(
-    text: str, offsets: Sequence[Span], spans: Sequence[Span], exact: bool, prompt: int
+    text: str,
+    offsets: Sequence[Span],
+    spans: Sequence[Span],
+    exact: bool,
+    prompt: int,
+    contents: Sequence[Span] | None = None,
 ) -> list[int]:
     """The unit of each token, -1 for none: that of its first character that is no blank.
 
-    A token of blanks alone belongs to what it stands before on the same line. `exact` refuses a unit that
-    begins or ends within a token, as one of the caller's own might.
+    A token of blanks alone belongs to what it stands before on the same line, and one that reaches out of the
+    `contents`, into a question say, to no unit. `exact` refuses a unit that begins or ends within a token, as
+    one of the caller's own might.
     """
-    owner = [-1] * len(text)
+    owner, switched = [-1] * len(text), [contents is None] * len(text)
+    for start, stop in contents or ():
+        switched[start:stop] = [True] * (stop - start)
     for number, (start, stop) in enumerate(spans):
         owner[start:stop] = [number] * (stop - start)
     out = []
     for start, stop in offsets:
         owners = [owner[at] for at in range(start, stop) if not text[at].isspace()]
-        if len(set(owners)) > 1:
+        kept_on = any(owned >= 0 for owned in owners) and not all(switched[start:stop])
+        if len(set(owners)) > 1 or kept_on:
             across = f"a unit of prompt {prompt} begins or ends inside the token {text[start:stop]!r}"
             if exact:
                 raise InputError(f"{across}; move its edge")
-            warn(f"{across}, which belongs to the first")
+            warn(f"{across}, which {'stays on' if kept_on else 'belongs to the first'}")
+            owners = [-1] if kept_on else owners
         if stop > start and not owners:
             leads = not exact and stop < len(text) and not text[start:stop].strip(" ")
             owners = [owner[stop if leads else start]]
@@ -263,23 +273,19 @@ def _read(
         chosen = check_spans(units, len(made.ids), "token", number)  # type: ignore[arg-type]
         unit = [next((i for i, (a, b) in enumerate(chosen) if a <= t < b), -1) for t in range(len(made.ids))]
         places = [(made.offsets[a][0], made.offsets[b - 1][1]) for a, b in chosen]
-    elif units == "token":
-        inside = [t for t, (a, b) in enumerate(made.offsets) if b > a and _within(a, b, contents)]
-        unit = [inside.index(t) if t in inside else -1 for t in range(len(made.ids))]
-        places = [made.offsets[t] for t in inside]
     else:
-        places = _places(text, contents, units, chat, number)
-        unit = unit_of_tokens(text, made.offsets, places, exact, number)
+        places = (
+            [(a, b) for a, b in made.offsets if b > a and any(c <= a and b <= d for c, d in contents)]
+            if units == "token"
+            else _places(text, contents, units, chat, number)
+        )
+        unit = unit_of_tokens(text, made.offsets, places, exact, number, contents)
     if not places:
         raise InputError(
             f"prompt {number} has no {units if isinstance(units, str) else 'unit'} to switch off"
         )
     names = tuple(text[a:b].strip() or text[a:b] for a, b in places)
     return Prompt(text, made.ids, tuple(unit), names, tuple(places), turns)
-
-
-def _within(start: int, stop: int, contents: list[Span]) -> bool:
-    return any(a < stop and start < b for a, b in contents)
 
 
 def _places(

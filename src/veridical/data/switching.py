@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from veridical.models.inner_units import (
     Counterfactual,
     InnerUnits,
     MeanOver,
+    Row,
     Site,
     Switched,
     Zeroed,
@@ -140,9 +142,10 @@ def _counted(task: Task, kinds: list[InnerUnits]) -> tuple[tuple[Site, ...], lis
     names: list[str] = []
     with task.session():
         module = task.predictor.source.working.module
+        row = partial(call, module, task.inputs[:1], take_side(task.side, slice(0, 1)))
         for kind in kinds:
-            for number, site in enumerate(kind.sites(module)):
-                sized, own = kind.sized(site, _state(task, module, site), number)
+            for number, site in enumerate(kind.sites(module, row)):
+                sized, own = kind.sized(site, _state(row, module, site), number)
                 if replace(sized, first=0) in [replace(known, first=0) for known in sites]:
                     raise InputError(f"the units of '{site.layer}' are given twice; give each kind once")
                 sites.append(replace(sized, first=len(names)))
@@ -150,11 +153,11 @@ def _counted(task: Task, kinds: list[InnerUnits]) -> tuple[tuple[Site, ...], lis
     return tuple(sites), names
 
 
-def _state(task: Task, module: nn.Module, site: Site) -> Tensor:
+def _state(row: Row, module: nn.Module, site: Site) -> Tensor:
     seen: list[Tensor] = []
     handles = site.hooked(module, lambda state: seen.append(state))
     try:
-        call(module, task.inputs[:1], take_side(task.side, slice(0, 1)))
+        row()
     finally:
         for handle in handles:
             handle.remove()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from veridical.core.allowed import Count, Index
 from veridical.core.settings import check_settings
@@ -159,6 +160,7 @@ def _added_to(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -
 # --- kinds of units -------------------------------------------------------------------------------------
 
 Layers = str | tuple[str, ...] | None
+Row = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,8 @@ class InnerUnits:
         if self.layers is not None and not self.layers:
             raise InputError(f"{type(self).__name__}(layers={self.layers!r}) names no layer; None is all")
 
-    def sites(self, model: nn.Module) -> list[Site]:
-        """The layers whose states are switched, their units not yet counted."""
+    def sites(self, model: nn.Module, row: Row) -> list[Site]:
+        """The layers whose states are switched, their units not yet counted; `row` runs the model on one."""
         raise NotApplicableError(f"{type(self).__name__} does not say where its units are")
 
     def sized(self, site: Site, state: Tensor, number: int) -> tuple[Site, list[str]]:
@@ -213,7 +215,7 @@ def _of_text(names: Iterable[str]) -> list[str]:
 class Mlps(InnerUnits):
     """Whole feed-forward layers: the output of each is one unit."""
 
-    def sites(self, model: nn.Module) -> list[Site]:
+    def sites(self, model: nn.Module, row: Row) -> list[Site]:
         names = self._found(model, "mlp|feed_forward|ffn|ff", "feed-forward layer")
         return [Site(name, 0, 0, added=takes_residual(model.get_submodule(name))) for name in names]
 
@@ -222,7 +224,7 @@ class Mlps(InnerUnits):
 class Blocks(InnerUnits):
     """Whole blocks: what each adds to its input is one unit, so that a block that is off is skipped."""
 
-    def sites(self, model: nn.Module) -> list[Site]:
+    def sites(self, model: nn.Module, row: Row) -> list[Site]:
         found = self._named(model) or _of_text(
             f"{name}.{place}" if name else str(place)
             for name, module in model.named_modules()
@@ -248,7 +250,7 @@ class Channels(InnerUnits):
     axis: int | None = None
     """The axis of channels; None is the first behind the rows for convolutions, else the last."""
 
-    def sites(self, model: nn.Module) -> list[Site]:
+    def sites(self, model: nn.Module, row: Row) -> list[Site]:
         if self.layers is None:
             raise InputError("Channels needs the name of a layer, such as Channels('conv1')")
         return [Site(name, 0, 0) for name in self._named(model)]
@@ -272,7 +274,7 @@ class Atoms(InnerUnits):
     atoms: tuple[Index, ...] | None = None
     """Which atoms are units, the others staying on; None is all of them."""
 
-    def sites(self, model: nn.Module) -> list[Site]:
+    def sites(self, model: nn.Module, row: Row) -> list[Site]:
         if not (hasattr(self.dictionary, "encode") and hasattr(self.dictionary, "decode")):
             raise InputError("Atoms needs a dictionary with encode(states) and decode(codes)")
         names = self._named(model)
@@ -287,47 +289,36 @@ class Atoms(InnerUnits):
         return replace(site, count=len(atoms), chosen=atoms), [f"atom {atom}" for atom in atoms]
 
 
-_JOINING = ("o_proj", "c_proj", "out_proj", "out_lin", "wo", "to_out", "proj", "out", "dense", "o")
-_COUNTS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads")
-
-
 @dataclass(frozen=True)
 class Heads(InnerUnits):
-    """The attention heads of a transformer, each where it enters the projection that joins them."""
+    """The attention heads of a transformer, each where it enters the projection that joins them.
+
+    A layer is such a projection if what goes into it for one row is what attention made of the values, (rows,
+    heads, places, width), with the heads side by side: what a model computes says it, not its names.
+    """
 
     count: Count | None = None
-    """Heads per layer, where the layer does not say it itself."""
+    """Heads per layer, where `layers` are the projections themselves; else it is found."""
 
-    def sites(self, model: nn.Module) -> list[Site]:
-        there = dict(model.named_modules())
-        found = _of_text(n for n, m in there.items() if _attends(n, m))
-        names = found if self.layers is None else self._named(model)
-        sites = [site for name in names if (site := self._site(there, name)) is not None]
-        if not sites:
+    def sites(self, model: nn.Module, row: Row) -> list[Site]:
+        names = self._named(model)
+        if self.count is not None and names:
+            return [Site(name, 0, self.count, reads_input=True) for name in names]
+        found = {
+            name: count
+            for name, count in _joining(model, row).items()
+            if self.layers is None or any(f"{name}.".startswith(f"{own}.") for own in names)
+        }
+        if not found:
+            hidden = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
             raise NotApplicableError(
-                "no attention layer with a projection of its heads is found; say Heads((...), count=...)"
+                "nn.MultiheadAttention joins its heads out of reach of hooks; write its attention "
+                "with a projection of its own, or switch Channels of another layer"
+                if hidden
+                else "no projection is found here that attention heads enter side by side, and nothing else; "
+                "if you know one, say Heads(('its name',), count=...)"
             )
-        return sites
-
-    def _site(self, there: dict[str, nn.Module], name: str) -> Site | None:
-        module = there[name]
-        if isinstance(module, nn.MultiheadAttention):
-            raise NotApplicableError(
-                f"'{name}' is an nn.MultiheadAttention, which joins its heads out of reach of hooks; write "
-                "the attention with a projection of its own, or switch Channels of another layer"
-            )
-        count = self.count or _heads(module) or _heads(there.get(name.rpartition(".")[0]))
-        child = next((c for c in _JOINING if isinstance(getattr(module, c, None), nn.Module)), None)
-        alone = not list(module.children())
-        if count is None or (
-            child is None and not alone and self.layers is None and not _keeps_heads(module)
-        ):
-            if self.layers is None:
-                return None
-            raise InputError(f"'{name}' does not say how many heads it has; say Heads(..., count=...)")
-        if child is not None:
-            return Site(f"{name}.{child}", 0, count, reads_input=True)
-        return Site(name, 0, count, reads_input=alone)
+        return [Site(name, 0, count, reads_input=True) for name, count in found.items()]
 
     def sized(self, site: Site, state: Tensor, number: int) -> tuple[Site, list[str]]:
         if state.shape[-1] % site.count:
@@ -337,34 +328,46 @@ class Heads(InnerUnits):
         return site, [f"layer {number} head {head}" for head in range(site.count)]
 
 
-def _attends(name: str, module: nn.Module) -> bool:
-    own = name.rsplit(".", 1)[-1] + " " + type(module).__name__
-    return bool(re.search("attn|attention", own, re.IGNORECASE)) and bool(list(module.children()))
+class _Products(TorchFunctionMode):
+    """Keeps the latest products of matrices, among which is what attention makes of the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: deque[Tensor] = deque(maxlen=4)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        names = ("scaled_dot_product_attention", "matmul", "bmm", "einsum")
+        if getattr(func, "__name__", "").strip("_") in names and made.dim() > 2 + (len(made) == 1):
+            self.latest.append((made if made.dim() == 4 else made[None]).clone())  # it may be added to
+        return made
 
 
-def _keeps_heads(module: nn.Module) -> bool:
-    """Whether a layer returns its heads side by side, and another one joins them.
+def _joining(model: nn.Module, row: Row) -> dict[str, int]:
+    """The projections that heads enter side by side, in the order they are called, and how many heads."""
+    found: dict[str, int] = {}
 
-    Then it holds projections to queries, keys and values, and nothing else that could mix the heads.
-    """
-    if not re.search("SelfAttention$", type(module).__name__):
-        return False
-    projection = "(pos_|in_)?(q|k|v|qkv|query|key|value|proj)(_proj|_lin|_layer|_global)?"
-    return not any(
-        isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d) and not re.fullmatch(projection, name)
-        for name, child in module.named_children()
-        for layer in child.modules()
-    )
+    def entered(name: str, _layer: nn.Module, given: tuple[Any, ...]) -> None:
+        for product in products.latest if given else ():
+            for laid in (product.transpose(1, 2), product):
+                count, state = laid.shape[-2], given[0]
+                side_by_side = state.shape[-1] == count * laid.shape[-1] and state.numel() == laid.numel()
+                if side_by_side and torch.equal(laid.reshape(state.shape).to(state), state):
+                    found[name] = count
 
-
-def _heads(module: nn.Module | None) -> int | None:
-    """How many heads a layer says it has, itself or in its configuration."""
-    for holder in (module, getattr(module, "config", None)):
-        for name in _COUNTS:
-            found = getattr(holder, name, None)
-            if isinstance(found, int) and found > 0:
-                return found
-    return None
+    projections = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if getattr(getattr(layer, "weight", None), "ndim", 0) == 2 and not isinstance(layer, nn.Embedding)
+    ]
+    handles = [layer.register_forward_pre_hook(partial(entered, name)) for name, layer in projections]
+    try:
+        with _Products() as products:
+            row()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
 
 
 # --- the model with its switches ------------------------------------------------------------------------
