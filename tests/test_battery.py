@@ -50,7 +50,7 @@ def test_metric_keeps_its_promises(name: str, modality: str) -> None:
 
 
 def test_everything_applies_somewhere() -> None:
-    of_other_models = {"tree_shap", "attention_rollout", "gradient_x_attention"}
+    of_other_models = {"tree_shap", "attention_rollout", "gradient_x_attention", "reagent", "value_zeroing"}
     for table in (explainers, metrics):
         for name in set(table) - of_other_models:
             thing = table.make(name)

@@ -38,7 +38,7 @@ SLOW = {"feature_ablation", "kernel_shap", "occlusion", "permutation_importance"
 """They ask about each feature and read nothing of the model: the four smallest inputs stand for all."""
 CAM = {"gradcam", "gradcam_plus_plus", "layercam", "scorecam", "guided_gradcam"}
 RECTIFIED = {"guided_backprop", "deconvolution", "guided_gradcam"}
-ATTENTION = {"attention_rollout", "gradient_x_attention"}
+ATTENTION = {"attention_rollout", "gradient_x_attention", "value_zeroing"}
 TRAIN = {"deeplift_shap", "expected_gradients", "permutation_importance"}
 SMOOTH = {"convnext", "vit", "swin", "lstm", "gru", "hf_bert", "hf_roberta", "hf_gpt2", "hf_llama", "hf_vit"}
 ATTENDING = {"vit", "encoder", *HUGGING_FACE}
@@ -50,7 +50,7 @@ NAMES = [name for name in registry if name != "tree_shap"]
 
 def refused(architecture: str) -> set[str]:
     """Who does not apply, and rightly so."""
-    out: set[str] = set()
+    out = {"reagent"}  # it asks a language model for its answer
     if architecture in GRIDLESS:
         out |= CAM
     if architecture in ("table", *TOKENS):
@@ -62,7 +62,7 @@ def refused(architecture: str) -> set[str]:
     if architecture in TOKENS:
         out |= TRAIN
     if architecture in ("vit", "hf_vit"):
-        out |= {"scorecam"}
+        out |= {"scorecam", "value_zeroing"}
     return out
 
 

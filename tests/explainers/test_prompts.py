@@ -174,14 +174,14 @@ RELU = "no ReLU"
 OUTCOMES: dict[tuple[str, str, str], str] = {
     ("completeness",) * 3: "deeplift exact_shapley kernel_shap partition_shap shapley_sampling",
     ("hand",) * 3: "feature_ablation gradient input_x_gradient integrated_gradients occlusion saliency",
-    ("runs",) * 3: "constant gradient_shap hsic input_magnitude lime moving_noise random random_k rise sobol",
-    ("runs", INSIDE, "runs"): "attention_rollout gradient_x_attention",
+    ("runs",) * 3: "constant gradient_shap hsic input_magnitude lime moving_noise random random_k rise sobol "
+    "reagent",
+    ("runs", INSIDE, "runs"): "attention_rollout gradient_x_attention value_zeroing",
     ("runs", PRODUCT, "runs"): "lrp lrp_alpha_beta lrp_epsilon lrp_gamma lrp_z_plus",
     (RELU,) * 3: "deconvolution guided_backprop",
     (ROWS,) * 3: "deeplift_shap expected_gradients permutation_importance",
-    (KIND,) * 3: "gradcam gradcam_plus_plus guided_gradcam layercam scorecam sobel",
+    (KIND,) * 3: "gradcam gradcam_plus_plus guided_gradcam layercam scorecam sobel tree_shap",
     (NOISE,) * 3: "smoothgrad smoothgrad_squared vargrad",
-    (KIND,) * 3: "tree_shap",
 }
 """What each explainer does on each of the three models.
 

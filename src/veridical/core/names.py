@@ -11,7 +11,7 @@ from __future__ import annotations
 
 TABLE: dict[str, tuple[str, str]] = {
     "veridical.explainers.adapters": ("", "BoundExplainer CaptumExplainer FinishedMaps FunctionExplainer ShapExplainer ZennitExplainer adapted explained_output finished from_captum from_shap from_zennit seeded"),
-    "veridical.explainers.attention": ("attention_rollout gradient_x_attention", "AttentionRollout AttentionWeights GradientXAttention run"),
+    "veridical.explainers.attention": ("attention_rollout gradient_x_attention", "AttentionExplainer AttentionRollout AttentionWeights GradientXAttention run"),
     "veridical.explainers.backprop": ("deconvolution guided_backprop", "Deconvolution GuidedBackprop Rectifiers"),
     "veridical.explainers.base": ("", "Explainer applicable as_explainer keep_outputs register selected"),
     "veridical.explainers.cam": ("gradcam gradcam_plus_plus guided_gradcam layercam scorecam", "Cam GradCam GradCamPlusPlus GradientCam GuidedGradCam LastMaps LayerCam Place ScoreCam last_maps watched"),
@@ -20,6 +20,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.explainers.diagnostics": ("", "ConstantMaps check_completeness check_repeatability completeness_sentence difference_from_baselines difference_from_empty expected_agreement notes output_of_target record_split_half repeatability_sentence"),
     "veridical.explainers.gradients": ("expected_gradients gradient gradient_shap input_x_gradient integrated_gradients saliency smoothgrad smoothgrad_squared vargrad", "ByGradients ExpectedGradients Gradient GradientShap InputXGradient IntegratedGradients Saliency SmoothGrad SmoothGradSquared Smoothing VarGrad baseline_row baselines from_random_baselines gradient input_gradient integrated no_baseline no_noise_on_units noisy_inputs parts quadrature slopes_at"),
     "veridical.explainers.input_noise": ("", "gaussian_draws movable own_range reference_range touched touched_norm uniform_draws uniform_noise why_no_noise"),
+    "veridical.explainers.language": ("reagent value_zeroing", "ReAGent ValueZeroing"),
     "veridical.explainers.layout": ("", "Cells as_features asks_prompts at_logits at_response few_cells grid_cells lengths over_input passes places pooled reading_places resized spatial_axes spatial_size time_axis"),
     "veridical.explainers.lrp": ("lrp lrp_alpha_beta lrp_epsilon lrp_gamma lrp_z_plus", "Lrp LrpAlphaBeta LrpEpsilon LrpGamma LrpZPlus"),
     "veridical.explainers.occlusion": ("feature_ablation occlusion permutation_importance", "FeatureAblation FitsBank MaskingExplainer Occlusion PermutationImportance ReadsCells SharesOut coin_masks mask_pieces most_cells responses_to usual_repeats"),

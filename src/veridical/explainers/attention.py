@@ -60,7 +60,7 @@ class AttentionWeights(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class _AttentionExplainer(Explainer):
+class AttentionExplainer(Explainer):
     """Base: attention weights of Hugging Face's models, nn.MultiheadAttention, or attention written out.
 
     `reading` says which row of the final matrix shows how much the output draws on each token. By default the
@@ -106,10 +106,7 @@ class _AttentionExplainer(Explainer):
                 f"the {places} tokens of its attention are not the patches that a convolution cuts, "
                 "at most 2 others before them"
             )
-        try:
-            self._stated(task)
-        except NotApplicableError as error:
-            return str(error)
+        self._stated(task)
         return None
 
     def _prepared(self, task: Task) -> Task:
@@ -151,7 +148,7 @@ class _AttentionExplainer(Explainer):
 
 @register
 @dataclass(frozen=True)
-class AttentionRollout(_AttentionExplainer):
+class AttentionRollout(AttentionExplainer):
     """Attention followed through the layers, with the residual path as the identity.
 
     The product over layers of (mean over heads of A_l + I) / 2, rows summing to 1 (Abnar and Zuidema 2020,
@@ -175,7 +172,7 @@ class AttentionRollout(_AttentionExplainer):
 
 @register
 @dataclass(frozen=True)
-class GradientXAttention(_AttentionExplainer):
+class GradientXAttention(AttentionExplainer):
     """Attention times its gradient, positive part, mean over heads, followed through the layers.
 
     R <- R + mean_h[(dy_c/dA_l * A_l)+] R from R = I (Chefer et al. 2021, "Generic attention-model
@@ -257,9 +254,12 @@ def _last_place(task: Task, places: int) -> Tensor:
 
 
 @fact
-def _refusal(task: Task, explainer: _AttentionExplainer) -> str | None:
+def _refusal(task: Task, explainer: AttentionExplainer) -> str | None:
     """Why an explainer by attention does not work on a task, tried on two samples."""
-    return explainer._refusal(at_logits(task[: min(2, len(task))]))
+    try:
+        return explainer._refusal(at_logits(task[: min(2, len(task))]))
+    except NotApplicableError as error:
+        return str(error)
 
 
 @fact

@@ -285,7 +285,10 @@ class TracingExplainer(ByGradients):
         reason = super().inapplicable_reason(task)
         if reason is not None:
             return reason
-        at = self.traced_task(task.at_embeddings())
+        try:
+            at = self.traced_task(task.at_embeddings())
+        except NotApplicableError as error:
+            return str(error)
         # once for a model and its inputs: under noise both are built alike
         refusals, name = _refusals(task.reference), (str(self), _innermost(at.predictor.model))
         if name not in refusals:
