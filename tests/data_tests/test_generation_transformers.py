@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
@@ -203,6 +204,43 @@ def test_an_encoder_reads_gates_and_a_decoder_answers(kind):
     assert said.side["predicted"][0].tolist() == list(said.answers[0].tokens)
     with pytest.raises(NotApplicableError, match="attention is over"):
         vd.explain("attention_rollout", task)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["T5", "Bart"])
+def test_a_trained_encoder_decoder_is_explained_by_the_sentence_it_reads(kind):
+    """It learns to say what Sue has, in whichever place and among whichever others that stands."""
+    words, drawn = tokenizer(), random.Random(0)
+    net = network(kind, words).float().train()
+    for parameter in net.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.1)
+
+    def example():
+        thing = drawn.choice([" cat", " dog", " cake", " tea"])
+        order = ["Sue has{}.", "Ann sings.", "It rains."]
+        drawn.shuffle(order)
+        return " ".join(order).format(thing), thing, next(i for i, text in enumerate(order) if "{}" in text)
+
+    def padded(rows):
+        return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True)
+
+    optimiser = torch.optim.Adam(net.parameters(), 3e-3)
+    for _ in range(150):
+        rows = [example() for _ in range(16)]
+        ids = [words(text + " Sue has")["input_ids"] for text, _, _ in rows]
+        said = torch.tensor([words(thing)["input_ids"] for _, thing, _ in rows])
+        read = {"input_ids": padded(ids), "attention_mask": padded([[1] * len(row) for row in ids])}
+        optimiser.zero_grad()
+        net(**read, labels=said).loss.backward()
+        optimiser.step()
+    texts, things, places = zip(*(example() for _ in range(8)), strict=True)
+    task = vd.models.Generation(
+        net.eval(), words, list(texts), questions=[" Sue has"] * 8, off="drop", new_tokens=1
+    )
+    assert tuple(answer.text for answer in task.answers) == things
+    for name in ("occlusion", "exact_shapley", "lime", "reagent"):
+        assert tuple(vd.explain(name, task).values.argmax(1).tolist()) == places, name
 
 
 def test_a_chat_without_a_message_is_written_by_its_template(both):
