@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import veridical as vd
+from veridical.data import load_task
 from veridical.errors import FormatError, InputError, NotApplicableError, VeridicalWarning
 
 pytestmark = pytest.mark.extras
@@ -179,7 +180,7 @@ def test_dropping_a_unit_is_asking_the_shorter_text(kind):
 
 
 @pytest.mark.parametrize("kind", ["T5", "Bart"])
-def test_an_encoder_reads_gates_and_a_decoder_answers(kind):
+def test_an_encoder_reads_gates_and_a_decoder_answers(kind, tmp_path):
     words = tokenizer()
     net = network(kind, words)
     task = vd.models.Generation(
@@ -204,6 +205,11 @@ def test_an_encoder_reads_gates_and_a_decoder_answers(kind):
     assert said.side["predicted"][0].tolist() == list(said.answers[0].tokens)
     with pytest.raises(NotApplicableError, match="attention is over"):
         vd.explain("attention_rollout", task)
+    net.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    read = load_task(tmp_path, [{"prompt": text, "answer": " cake"} for text in TEXTS])
+    whole = vd.models.Generation(net, words, TEXTS, [" cake"] * 2)
+    torch.testing.assert_close(read.outputs, whole.outputs, atol=1e-4, rtol=0, check_dtype=False)
 
 
 @pytest.mark.slow

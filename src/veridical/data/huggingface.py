@@ -260,8 +260,14 @@ def quietly() -> Iterator[None]:
 # --- causal language models -----------------------------------------------------------------------------
 
 
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How the architectures of causal language models end."""
+ENCODING = ("ForConditionalGeneration",)
+"""How those with an encoder and a decoder end."""
+
+
 def causal_model(source: str | Path) -> tuple[nn.Module, Any]:
-    """A causal language model and its tokenizer.
+    """A causal language model, or one whose encoder reads and whose decoder answers, and its tokenizer.
 
     Weights of a folder must be safetensors; code that comes with a model never runs.
 
@@ -279,13 +285,18 @@ def causal_model(source: str | Path) -> tuple[nn.Module, Any]:
         return _from_gguf(Path(source))
     options = reading_options(source)
     with quietly(), reading_errors(source, "causal language model"):
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
         config = AutoConfig.from_pretrained(str(source), **options)
-        kinds = " ".join(config.architectures or ())
-        if "ForCausalLM" not in kinds and "LMHeadModel" not in kinds:
-            raise NotApplicableError(f"{source} holds {kinds or 'no architecture'}; expected ...ForCausalLM")
-        model = _load_pretrained(AutoModelForCausalLM, str(source), options)
+        kinds, encodes = config.architectures or [], bool(getattr(config, "is_encoder_decoder", False))
+        if not any(kind.endswith(ENCODING if encodes else CAUSAL) for kind in kinds):
+            raise NotApplicableError(
+                f"{source} holds {' '.join(kinds) or 'no architecture'}; expected ...ForCausalLM, or "
+                "...ForConditionalGeneration with an encoder"
+            )
+        model = _load_pretrained(
+            AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM, str(source), options
+        )
         return model.eval(), read_tokenizer(str(source), options)
 
 

@@ -9,12 +9,10 @@ from typing import Any
 
 from veridical.data.files import existing_file, json_lines, require, some_rows
 from veridical.data.generation import Generation
-from veridical.data.huggingface import quietly, reading_errors
+from veridical.data.huggingface import CAUSAL, ENCODING, quietly, reading_errors
 from veridical.data.model_files import HUB
 from veridical.errors import FormatError, InputError
 
-CAUSAL = ("ForCausalLM", "LMHeadModel")
-"""How the architectures of causal language models end."""
 OTHERS = ("arch", "train", "labels", "masks", "text", "classes", "image")
 """What describes the data of other models."""
 FIELDS = ("prompt", "question", "answer", "foil", "units", "id")
@@ -91,12 +89,12 @@ def _spans(where: str, prompt: Any, units: Any) -> list[tuple[int, int]]:
 
 
 def is_language_model(model: Any) -> bool:
-    """Whether this is a GGUF file, or a folder (or a name on the hub) of a causal language model."""
+    """Whether this is a GGUF file, or a folder (or a name on the hub) of a language model that answers."""
     if not isinstance(model, str | Path):
         return False
     if Path(model).suffix.lower() == ".gguf":
         return True
-    return any(kind.endswith(CAUSAL) for kind in _architectures(model))
+    return any(kind.endswith(CAUSAL + ENCODING) for kind in _architectures(model))
 
 
 def _architectures(model: str | Path) -> list[str]:
