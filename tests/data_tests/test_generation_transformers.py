@@ -302,18 +302,6 @@ def test_perplexity_and_entropy_have_their_sign_turned(both, wanted):
         vd.explain("lrp_epsilon", task)
 
 
-def test_heads_of_transformers_are_found(both):
-    net, words = both
-    task = vd.models.Generation(net, words, TEXTS[:1], [" dog"], foils=[" cat"], questions=QUESTIONS[:1])
-    switched = vd.data.switch(task, vd.models.Heads())
-    assert switched.space.n_features == 8
-    assert torch.equal(switched.predictor.outputs(switched.inputs, switched.side), task.outputs)
-    falls = vd.explain("occlusion", switched).values
-    assert bool((falls != 0).all())
-    assert vd.data.switch(task, vd.models.Blocks()).space.n_features == 2
-    assert vd.data.switch(task, vd.models.Mlps()).space.n_features == 2
-
-
 def test_chats_switch_messages_and_never_markers(both):
     net, words = both
     chat = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -89,51 +88,15 @@ class SmallLM(nn.Module):
         return self.head(self.norm(x))
 
 
-class Beginnings:
-    """What a model keeps of the tokens it has read: here their embeddings, which say all."""
-
-    def __init__(self, embedded: Tensor) -> None:
-        self.embedded = embedded
-
-    def batch_select_indices(self, rows: Tensor) -> None:
-        self.embedded = self.embedded[rows]
-
-
-class KeepingLM(SmallLM):
-    """The same model, which can be told the rest of a text whose beginning it has read."""
-
-    def __init__(self, *given: int, **shape: int) -> None:
-        super().__init__(*given, **shape)
-        self.config = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4, hidden_size=16)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor,
-        past_key_values: Beginnings | None = None,
-        use_cache: bool = False,
-        logits_to_keep: int = 0,
-    ) -> SimpleNamespace:
-        x = self.embed(input_ids) + self.positions(position_ids)
-        if past_key_values is not None:
-            x = torch.cat([past_key_values.embedded, x], 1)
-        length = x.shape[1]
-        allowed = torch.ones(length, length, dtype=torch.bool).tril() & attention_mask[:, None, None].bool()
-        logits = self.read(x, allowed)[:, -logits_to_keep:]
-        return SimpleNamespace(logits=logits, past_key_values=Beginnings(x) if use_cache else None)
-
-
 def small_lm(
     tokenizer: Words,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
-    kind: type[SmallLM] = SmallLM,
     **shape: int,
 ) -> SmallLM:
     """A random one, the same every time."""
     drawn = torch.Generator().manual_seed(seed)
-    model = kind(len(tokenizer.pieces), **shape)
+    model = SmallLM(len(tokenizer.pieces), **shape)
     with torch.no_grad():
         for value in model.parameters():
             value.copy_(torch.randn(value.shape, generator=drawn) * (0.7 if value.dim() > 1 else 0.3))

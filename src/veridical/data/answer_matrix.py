@@ -37,7 +37,7 @@ class AnswerMatrix:
 
     def __str__(self) -> str:
         rows = (
-            f"{token!r}: " + ", ".join(f"{unit!r:.30} {value:.3g}" for unit, value in self._strongest(row))
+            f"{token!r}: " + ", ".join(f"{_short(unit, 32)!r} {value:.3g}" for unit, value in self._strongest(row))
             for row, token in enumerate(self.tokens)
         )
         return "\n".join([f"{self.explanation.explainer} of {len(self.tokens)} tokens", *rows])
@@ -54,7 +54,7 @@ class AnswerMatrix:
             self.values.float().cpu().numpy(), cmap="RdBu_r", vmin=-top, vmax=top, aspect="auto"
         )
         # a dollar sign is no formula here
-        names = [visible(unit[:24]).replace("$", r"\$") for unit in self.units]
+        names = [visible(_short(unit, 24)).replace("$", r"\$") for unit in self.units]
         ax.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
         ax.set_yticks(range(len(self.tokens)), [visible(token).replace("$", r"\$") for token in self.tokens])
         ax.set_title(self.explanation.explainer, fontsize=9)
@@ -80,6 +80,10 @@ class AnswerMatrix:
         return f"<table><tr><th></th>{''.join(heads(self.units))}</tr>{''.join(rows)}</table>"
 
     _repr_html_ = to_html
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 @checked

@@ -247,18 +247,9 @@ class Generation(Task):
         learn_predictions(task)
         return task
 
-    @checked
-    def with_off(self, off: Off, neutral: str | None = None) -> Generation:
-        """The same prompts and answers where off means something else."""
-        task = self._meaning(off, neutral)
-        if off in ("drop", "tokens"):
-            check_left(task)
-        return task
-
-    def _meaning(self, off: str, neutral: str | None = None) -> Generation:
-        if off == "swap":
-            raise InputError("off='swap' needs contrasts=...; make the task with both")
-        task = self._asked(off=switched_off(self.tokenizer, off, neutral, self.prompts), pads=False)
+    def with_off(self, off: Off) -> Generation:
+        """The same prompts and answers where off means something else than a swap."""
+        task = self._asked(off=switched_off(self.tokenizer, off, None, self.prompts), pads=False)
         task.__dict__["off"] = off
         learn_padding(task)
         check_exact(task)

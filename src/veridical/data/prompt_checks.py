@@ -22,6 +22,7 @@ from veridical.data.generation import Generation, check_left, evaluated
 from veridical.errors import VeridicalError
 from veridical.functional.correlation import spearman
 from veridical.models.predictor import repeat_side
+from veridical.models.prompts import Off
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given
 
@@ -205,9 +206,9 @@ def _known(task: Generation, values: Tensor) -> Tensor:
 
 def _other(task: Generation) -> tuple[Generation | None, str]:
     """The same prompts with the other meaning of off, where the model and the tokenizer allow one."""
-    off = "fill" if task.off in ("drop", "tokens") else "drop"
+    off: Off = "fill" if task.off in ("drop", "tokens") else "drop"
     try:
-        other = task._meaning(off)
+        other = task.with_off(off)
         if off == "drop":
             check_left(other, dropped=1)  # no more than one unit is
         return other, f"off={task.off!r} and off={off!r}"
