@@ -37,14 +37,14 @@ class AnswerMatrix:
 
     def __str__(self) -> str:
         rows = (
-            f"{token!r}: " + ", ".join(f"{_short(unit, 32)!r} {value:.3g}" for unit, value in self._strongest(row))
+            f"{token!r}: " + ", ".join(f"{unit!r} {value:.3g}" for unit, value in self._strongest(row))
             for row, token in enumerate(self.tokens)
         )
         return "\n".join([f"{self.explanation.explainer} of {len(self.tokens)} tokens", *rows])
 
     def _strongest(self, row: int) -> list[tuple[str, float]]:
         order = self.values[row].abs().argsort(descending=True)[:3].tolist()
-        return [(self.units[place], float(self.values[row, place])) for place in order]
+        return [(_short(self.units[place], 32), float(self.values[row, place])) for place in order]
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """A heat map, blue to red about zero: answer tokens below each other, units side by side."""
