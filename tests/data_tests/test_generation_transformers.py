@@ -118,6 +118,7 @@ ARCHITECTURES = {
     "Phi": {},
     "Mixtral": {"num_local_experts": 2},
     "Mamba": {"state_size": 8},
+    "Roberta": {"is_decoder": True, "max_position_embeddings": 98},  # its positions begin elsewhere
     "Bart": {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
              "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
     "T5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
@@ -133,7 +134,7 @@ def network(kind, words):
     torch.manual_seed(3)
     ends = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "vocab_size": len(words)}
     shared = {} if kind in ("GPT2", "GPTNeo", "GPTJ", "Bart", "T5") else SHAPE
-    config = getattr(transformers, f"{kind}Config")(**shared, **ends, **ARCHITECTURES[kind])
+    config = getattr(transformers, f"{kind}Config")(**{**shared, **ends, **ARCHITECTURES[kind]})
     names = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
     names |= {each: f"{each}ForConditionalGeneration" for each in ("Bart", "T5")}
     net = getattr(transformers, names.get(kind, f"{kind}ForCausalLM"))(config).eval()

@@ -429,7 +429,7 @@ def max_tokens(model: nn.Module, length: int | None) -> int | None:
     """How many tokens the model reads at most: what the caller says or its configuration, the less."""
     config = getattr(model, "config", None)
     stated = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
-    return min((limit for limit in (length, *stated) if isinstance(limit, int)), default=None)
+    return min((limit for limit in (length, *stated) if isinstance(limit, int) and limit > 0), default=None)
 
 
 def check_fitting(

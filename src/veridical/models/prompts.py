@@ -214,9 +214,11 @@ class PromptModel(AnswerModel):
         if self.start is None:
             tokens = torch.cat([tokens, answer[:, :-1]], 1)
             gates = torch.nn.functional.pad(gates, (0, places - 1), value=1.0)
-            attended = torch.cat([attended, there[:, :-1]], 1)
-            positions = (attended.long().cumsum(1) - 1).clamp(min=0)
-            named |= {"attention_mask": attended.long(), "position_ids": positions, "logits_to_keep": places}
+            padded = not bool(attended.all())
+            attended = torch.cat([attended, there[:, :-1]], 1).long()
+            named |= {"attention_mask": attended, "logits_to_keep": places}
+            if padded:  # else the model counts for itself: some begin at another number than 0
+                named["position_ids"] = (attended.cumsum(1) - 1).clamp(min=0)
         else:
             begin = torch.full_like(answer[:, :1], self.start)
             named["decoder_input_ids"] = torch.cat([begin, answer[:, :-1]], 1)

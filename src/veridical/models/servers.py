@@ -19,7 +19,7 @@ from torch import Tensor
 
 from veridical.core.allowed import Count, Index, NotNegative, Positive
 from veridical.core.settings import check_settings
-from veridical.errors import InputError, ModelError, NotApplicableError
+from veridical.errors import InputError, ModelError, NotApplicableError, VeridicalError
 from veridical.models.prompts import AnswerModel, Rewrite, SwitchedOff
 
 MOST_BYTES = 2**26
@@ -106,6 +106,8 @@ class Server:
                 choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
                 found += [_tokens(text, choice) for text, choice in zip(some, choices, strict=True)]
                 self.spent.tokens += int((reply.get("usage") or {}).get("total_tokens", 0))
+            except VeridicalError:
+                raise
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 raise ModelError(
                     f"the server's reply is none of /completions ({type(error).__name__}: {error})"
@@ -169,6 +171,11 @@ def _tokens(text: str, choice: dict[str, Any]) -> list[Token]:
     names, values = known.get("tokens") or [], known.get("token_logprobs") or []
     tops = known.get("top_logprobs") or [None] * len(names)
     begin = next((n for n in (0, 1) if "".join(names[n:]).startswith(text)), None)
+    if begin is None and str(choice.get("text")).startswith(text):
+        raise NotApplicableError(
+            "the server's tokens do not spell the text that it repeats, as where a character is cut into "
+            "several tokens, so none can be found in it; write the text without such characters"
+        )
     if begin is None or not any(isinstance(value, int | float) for value in values[1:]):
         raise NotApplicableError(
             "the server returns no log-probabilities of the prompt (it ignores echo=true with logprobs, as "
