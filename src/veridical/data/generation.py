@@ -148,17 +148,10 @@ class Generation(Task):
             texts: list[Any] = generated(model, tokenizer, read, new_tokens, max_tokens(model, length))
         else:
             texts = _one_each(answers, len(read), "answers")
-        rows = zip(
-            read,
-            texts,
-            _one_each(foils, len(read), "foils"),
-            _one_each(answer_parts, len(read), "answer_parts"),
-            strict=True,
-        )
-        found = tuple(answer_of(tokenizer, *row, number, encodes) for number, row in enumerate(rows))
-        for tokens in ([a.tokens for a in found], [a.foil_tokens or a.tokens for a in found]):
+        found = _answers(tokenizer, read, texts, foils, answer_parts, encodes)
+        for tokens in ([a.tokens for a in found], [a.against for a in found]):
             check_fitting(model, read, tokens, length)
-        one_pass = all(a.tokens[:-1] == (a.foil_tokens or a.tokens)[:-1] for a in found)
+        one_pass = all(a.tokens[:-1] == a.against[:-1] for a in found)
         how = switched_off(tokenizer, off, neutral, read, others)
         asked = PromptModel(model, how, foils is not None, one_pass, wanted).eval()
         self._made(asked, tokenizer, read, found, units, off, _side(read, found, encodes, others), settings)
@@ -231,14 +224,8 @@ class Generation(Task):
         if foils is not None and answer_parts is not None:
             raise InputError("a server's tokens are not known here, so no foil is judged in part")
         read = read_prompts(Characters(), prompts, questions, units, "character")
-        rows = zip(
-            read,
-            _one_each(answers, len(read), "answers"),
-            _one_each(foils, len(read), "foils"),
-            _one_each(answer_parts, len(read), "answer_parts"),
-            strict=True,
-        )
-        found = tuple(answer_of(Characters(), *row, number) for number, row in enumerate(rows))
+        texts = _one_each(answers, len(read), "answers")
+        found = _answers(Characters(), read, texts, foils, answer_parts, False)
         task = object.__new__(cls)
         asked = ServedModel(server, TextLeft(Characters(), read), foils is not None).eval()
         side = _side(read, found)
@@ -350,7 +337,8 @@ def _side(
     left = not encodes
     tokens = _rows([p.ids for p in prompts], 0, left)
     answer = _rows([a.tokens for a in answers], 0)
-    foil = _rows([a.foil_tokens or a.tokens[:1] for a in answers], 0)
+    foils = [a.foil_tokens or a.tokens[:1] for a in answers]
+    parts = zip(answers, foils, strict=True)
     return {
         "tokens": tokens,
         "attended": _rows([[1] * len(p.ids) for p in prompts], 0, left).bool(),
@@ -359,11 +347,9 @@ def _side(
         "answered": _rows([[1] * len(a.tokens) for a in answers], 0).bool(),
         "judged": _rows([[i in a.judged for i in range(len(a.tokens))] for a in answers], 0).bool(),
         "predicted": answer,
-        "foil": foil,
-        "foiled": _rows([[1] * len(a.foil_tokens or a.tokens[:1]) for a in answers], 0).bool(),
-        "foil_judged": _rows(
-            [[i in a.foil_judged for i in range(len(a.foil_tokens or a.tokens[:1]))] for a in answers], 0
-        ).bool(),
+        "foil": _rows(foils, 0),
+        "foiled": _rows([[1] * len(foil) for foil in foils], 0).bool(),
+        "foil_judged": _rows([[i in a.foil_judged for i in range(len(foil))] for a, foil in parts], 0).bool(),
         **({} if others is None else {"instead": _rows([p.ids for p in others], -1)}),
     }
 
@@ -394,6 +380,20 @@ class Answer:
     foil_judged: tuple[int, ...] = ()
     """Which of these are judged: all, or those at the places of the answer's."""
 
+    @property
+    def against(self) -> tuple[int, ...]:
+        """The tokens of the foil, or of the answer where there is none."""
+        return self.foil_tokens or self.tokens
+
+
+def _answers(
+    tokenizer: Any, prompts: Sequence[Prompt], texts: Sequence[Any], foils: Any, parts: Any, encodes: bool
+) -> tuple[Answer, ...]:
+    """The answers and foils of all prompts as tokens."""
+    further = (_one_each(foils, len(prompts), "foils"), _one_each(parts, len(prompts), "answer_parts"))
+    rows = zip(prompts, texts, *further, strict=True)
+    return tuple(answer_of(tokenizer, *row, number, encodes) for number, row in enumerate(rows))
+
 
 def answer_of(
     tokenizer: Any,
@@ -402,7 +402,7 @@ def answer_of(
     foil: str | None,
     part: Any,
     number: int,
-    encodes: bool = False,
+    encodes: bool,
 ) -> Answer:
     """An answer and its foil as tokens behind a prompt; `part` is a text in the answer, or token numbers.
 
