@@ -18,7 +18,7 @@ from veridical.meta import meta_evaluate
 from veridical.meta.admissible import concordance, interval, tolerance
 from veridical.meta.damage import BLENDED, KINDS, NEGATED, NOISE_SHARE, NONE, PERMUTED, Step, distinct_maps
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
-from veridical.metrics.input_noise import why_no_noise
+from veridical.explainers.input_noise import why_no_noise
 from veridical.models.context import Memo
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores

@@ -6,6 +6,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         **dict.fromkeys(("Context", "Memo"), "veridical.models.context"),
+        **dict.fromkeys(("BoxScore", "InstanceClasses", "MaskMean"), "veridical.models.detection"),
         "Cost": "veridical.models.cost",
         "Generation": "veridical.data.generation",
         "Plan": "veridical.models.plan",
