@@ -25,12 +25,15 @@ from veridical.metrics.re_explaining import explaining, one_session
 
 
 def soft_mask(values: Tensor, valid: Tensor | None) -> Tensor:
-    """|e| of each map stretched to [0, 1] (N, V); constant maps give 0, as in the published programs."""
+    """|e| of each map stretched to [0, 1] (N, V); constant maps give 0, as in the published programs.
+
+    Features that do not exist get 1: what stands there stays.
+    """
     size = values.double().abs()
-    if valid is not None:
-        size = size.masked_fill(~valid, 0.0)
-    low, high = size.amin(-1, keepdim=True), size.amax(-1, keepdim=True)
-    return (size - low) / torch.where(high > low, high - low, 1.0)
+    exists = torch.ones_like(size, dtype=torch.bool) if valid is None else valid
+    low = size.masked_fill(~exists, torch.inf).amin(-1, keepdim=True)
+    high = size.masked_fill(~exists, 0.0).amax(-1, keepdim=True)
+    return torch.where(exists, (size - low) / torch.where(high > low, high - low, 1.0), 1.0)
 
 
 def masked_inputs(task: Task, mask: Tensor) -> Task:
@@ -147,7 +150,7 @@ class Adcc(_SoftMasked, ExplainerMetric):
         exists = torch.ones_like(first, dtype=torch.bool) if valid is None else valid.expand_as(first)
         parts = {
             "coherency": (1 + pearson(first, soft_mask(again, valid), where=valid).nan_to_num()) / 2,
-            "1 - complexity": 1 - first.sum(-1) / exists.sum(-1),
+            "1 - complexity": 1 - first.where(exists, 0.0).sum(-1) / exists.sum(-1),
             "1 - drop": 1 - AverageDrop()._score(before, after),
         }
         table = torch.stack([*parts.values()], -1)
