@@ -14,11 +14,11 @@ from benchmarks.atlas import measures
 from benchmarks.atlas.bench import Bench, Size, modality_of, nearness
 from veridical.core.key import Key
 from veridical.errors import VeridicalError
+from veridical.explainers.input_noise import why_no_noise
 from veridical.meta import meta_evaluate
 from veridical.meta.admissible import concordance, interval, tolerance
 from veridical.meta.damage import BLENDED, KINDS, NEGATED, NOISE_SHARE, NONE, PERMUTED, Step, distinct_maps
 from veridical.metrics.base import AnyMetric, ExplainerMetric, Metric
-from veridical.explainers.input_noise import why_no_noise
 from veridical.models.context import Memo
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores

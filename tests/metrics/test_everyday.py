@@ -60,7 +60,7 @@ def test_confidence_under_the_map_is_xpliques(name):
     want = [getattr(theirs, name)(a, b) for a, b in zip(*confidence(task, masks), strict=True)]
     got = vd.score(name, task, maps)
     agree(got, want)
-    assert 0 < got.values.max()
+    assert got.values.max() > 0
     assert got.cost.forward == 8
 
 
@@ -76,7 +76,10 @@ def test_adcc_is_that_of_its_authors():
 
 def test_confidence_is_not_asked_of_token_ids_and_regressions():
     text = vd.Task(torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Flatten()), torch.tensor([[1, 2]]))
-    for task, why in ((text, "image, series, table"), (linear_task(outputs=1, head="regression"), "probabilities")):
+    for task, why in (
+        (text, "image, series, table"),
+        (linear_task(outputs=1, head="regression"), "probabilities"),
+    ):
         with pytest.raises(vd.errors.NotApplicableError, match=why):
             vd.score("average_drop", task, "random")
 

@@ -391,7 +391,7 @@ def adapted(thing: Any) -> Explainer | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _OfOneModel(Explainer):
+class OfOneModel(Explainer):
     """What explains one model alone: an object that another package set up, or finished maps."""
 
     home: Any = field(default=None, kw_only=True)
@@ -407,7 +407,7 @@ class _OfOneModel(Explainer):
 
 
 @dataclass(frozen=True, eq=False)
-class BoundExplainer(_OfOneModel):
+class BoundExplainer(OfOneModel):
     """An explainer of shap or lime as its maker set it up: it uses its own model, whose rows are not counted.
 
     A `shap.TreeExplainer` is set up anew, in the same way, for another estimator of trees. The others are
@@ -475,7 +475,7 @@ class BoundExplainer(_OfOneModel):
 
 
 @dataclass(frozen=True, eq=False)
-class FinishedMaps(_OfOneModel):
+class FinishedMaps(OfOneModel):
     """Maps that are there already, as an explainer of the samples and outputs they were made for."""
 
     made: Explanation | None = None

@@ -63,7 +63,9 @@ class InstanceClasses:
         found = []
         for boxes, scores, _ in _proposals(answer):
             if scores.dim() != 2:
-                raise ShapeError(f"scores have shape {tuple(scores.shape)}; a class is chosen of (K, classes)")
+                raise ShapeError(
+                    f"scores have shape {tuple(scores.shape)}; a class is chosen of (K, classes)"
+                )
             found.append(scores[overlap(boxes, torch.tensor(self.box).to(boxes)).argmax()])
         return torch.stack(found)
 

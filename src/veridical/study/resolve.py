@@ -7,30 +7,40 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from veridical.api import as_metric
+from veridical.core.files import checksum, read_file
 from veridical.core.settings import Settings, holds_code, revive
 from veridical.data import KnownAnswer, tasks
 from veridical.data import load_task as read_task
+from veridical.data.files import ARRAY_SUFFIXES, TABLE_SUFFIXES, existing_file, read_maps
 from veridical.errors import InputError
 from veridical.explainers import Explainer, as_explainer
-from veridical.explainers.adapters import FunctionExplainer
+from veridical.explainers.adapters import FinishedMaps, FunctionExplainer, OfOneModel, finished
 from veridical.metrics import AnyMetric
 from veridical.models.adapters import ArrayModel, FunctionModel
+from veridical.models.context import Context
 from veridical.study.study_file import Choice
 from veridical.values.content_hash import content_digest
+from veridical.values.explanation import Explanation
 from veridical.values.task import Task
+
+MAP_SUFFIXES = (*ARRAY_SUFFIXES, *TABLE_SUFFIXES)
+"""Names of explainers that end so are files of finished maps."""
 
 
 def make_explainer(choice: Choice, allow_code: bool = False) -> Explainer:
     """The explainer of a choice: registered, a class or object of the user's, or a plain function."""
     settings = {key: revive(value) for key, value in choice.settings.items()}
+    file, _, method = (choice.name or "").partition(":")
+    if choice.code is None and Path(file).suffix.lower() in MAP_SUFFIXES:
+        return MapsFile(path=str(Path(file).absolute()), method=method, **settings)
     if choice.code is None:
         return as_explainer(choice.name, **settings)
     found = imported(choice.code, allow_code)
@@ -39,6 +49,48 @@ def make_explainer(choice: Choice, allow_code: bool = False) -> Explainer:
     if not callable(found):
         raise InputError(f"{choice.code} is a {type(found).__name__}, not an explainer or a function")
     return FunctionExplainer(functools.partial(found, **settings) if settings else found, choice.label)
+
+
+@dataclass(frozen=True, eq=False)
+class MapsFile(OfOneModel):
+    """Finished maps in a file, in the order of the task's rows, of which each task takes its own."""
+
+    path: str = ""
+    """The file."""
+    method: str = ""
+    """Which of the maps in the file; empty where it holds those of one method."""
+    one_model: ClassVar[str] = FinishedMaps.one_model
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.method or Path(self.path).stem
+
+    def to_json(self) -> dict[str, Any]:
+        digest = checksum(read_file(existing_file(self.path)))
+        return {"name": self.name, "version": self.version, "settings": f"finished maps {digest}"}
+
+    def rows_per_sample(self, task: Task) -> int:
+        return 0
+
+    def inapplicable_reason(self, task: Task) -> str | None:
+        return None if self._is_home(task) else self.one_model
+
+    def attribute(self, task: Task, context: Context) -> Tensor:
+        found, rows = read_maps(self.path), task.ids.tolist()
+        if self.method not in found and (self.method or len(found) > 1):
+            file = Path(self.path).name
+            raise InputError(
+                f"{file} holds maps of {', '.join(found)}; say which: {file}:{next(iter(found))}"
+            )
+        maps = found[self.method] if self.method else next(iter(found.values()))
+        maps = maps.values if isinstance(maps, Explanation) else maps
+        if max(rows) >= len(maps):
+            raise InputError(
+                f"{Path(self.path).name} holds {len(maps)} maps, and the task has row {max(rows)}"
+            )
+        maps = maps.iloc[rows] if hasattr(maps, "iloc") else maps[rows]
+        named = finished(maps, task)
+        return task.values(maps, self.name) if named is None else named
 
 
 def make_metric(choice: Choice, allow_code: bool = False) -> AnyMetric:

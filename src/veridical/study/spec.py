@@ -39,7 +39,7 @@ class Entry(Frozen):
     """
 
     name: Annotated[str, Field(min_length=1)] | None = None
-    """A registered name; None where `code` is given."""
+    """A registered name, or as an explainer a file of finished maps (`maps.npz`, `maps.npz:method`)."""
     code: Annotated[str, Field(pattern=IMPORT_PATH)] | None = None
     """Import path `module:attribute`; None where `name` is given."""
     label: Annotated[str, Field(min_length=1)] | None = None
@@ -68,8 +68,9 @@ class Entry(Frozen):
 
     @property
     def origin(self) -> str:
-        """The name or the import path."""
-        return self.name or self.code or ""
+        """The name, that of a file without its folder, or the import path."""
+        name = self.name or self.code or ""
+        return Path(name).name if Path(name).suffix else name
 
 
 class TaskEntry(Entry):
