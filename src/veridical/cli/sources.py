@@ -57,7 +57,8 @@ class Source:
     text: Text = None
     output: Output = None
     units: Annotated[
-        str | None, typer.Option(help="Parts of a prompt: word, sentence, passage, example, turn.")
+        str | None,
+        typer.Option(help="Parts of a text: token, word; of a prompt also sentence, passage, example, turn."),
     ] = None
     off: Annotated[
         str | None, typer.Option(help="What a part that is off becomes: fill, drop, pad, mask, zero.")

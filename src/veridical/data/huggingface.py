@@ -131,8 +131,10 @@ class TextReader:
         )["input_ids"]
         return tokens
 
-    def __call__(self, texts: list[str]) -> tuple[Tensor, dict[str, Any]]:
-        """Token ids, and the space and fill of them."""
+    def __call__(self, texts: list[str], units: str = "token") -> tuple[Tensor, dict[str, Any]]:
+        """Token ids, and the space (tokens, or the words they are pieces of) and fill of them."""
+        if units not in ("token", "word"):
+            raise InputError(f"the texts of a classifier have units 'token' or 'word', got {units!r}")
         tokens = self.padded(texts)
         special = torch.tensor(sorted(self.tokenizer.all_special_ids))
         unknown = self.tokenizer.unk_token_id
@@ -142,7 +144,29 @@ class TextReader:
         if empty:
             raise InputError(f"{len(empty)} texts have no word at all (first: {empty[:5]}); leave them out")
         names = [self.tokenizer.convert_ids_to_tokens(row) for row in tokens.tolist()]
-        return tokens, {"space": Space.tokens(tokens.shape[1], valid, names), "fill": Token(self.pad)}
+        space = Space.tokens(tokens.shape[1], valid, names)
+        return tokens, {
+            "space": space if units == "token" else self._words(texts, valid),
+            "fill": Token(self.pad),
+        }
+
+    def _words(self, texts: list[str], valid: Tensor) -> Space:
+        """One feature per word: what the tokenizer split before it cut words into pieces."""
+        if not self.tokenizer.is_fast:
+            raise NotApplicableError(
+                "this tokenizer does not say which word a token is of; say units='token'"
+            )
+        read = self.tokenizer(texts, padding=True, truncation=True, max_length=self.length)
+        labels, names = torch.full(valid.shape, -1), []
+        for row, text in enumerate(texts):
+            numbers = [n if there else None for n, there in zip(read.word_ids(row), valid[row], strict=True)]
+            words = [n for n in dict.fromkeys(numbers) if n is not None]
+            labels[row] = torch.tensor([-1 if n is None else words.index(n) for n in numbers])
+            names.append([text[slice(*read.word_to_chars(row, n))] for n in words])
+        count = max(map(len, names))
+        exists = torch.tensor([[place < len(own) for place in range(count)] for own in names])
+        named = tuple((*own, *[""] * (count - len(own))) for own in names)
+        return Space("token", (valid.shape[1],), count, labels, per_sample=True, valid=exists, names=named)
 
 
 class ProcessorReader(ImageReader):

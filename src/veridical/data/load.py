@@ -109,8 +109,8 @@ def load_task(
     seed : int
         Which samples are kept.
     **settings
-        Go to `Task`; `units` and `off` of prompts are those of `vd.models.Generation`, and `length` cuts the
-        texts of a Hugging Face classifier to so many tokens (128).
+        Go to `Task`; `units` and `off` of prompts are those of `vd.models.Generation`. The texts of a Hugging
+        Face classifier are explained by `units="token"` or `"word"`, and cut to `length` tokens (128).
 
     Returns
     -------
@@ -409,7 +409,7 @@ def _from_folder(loaded: LoadedModel, request: Request) -> Task:
     request = replace(request, classes=request.classes or reader.names)
     if isinstance(reader, TextReader):
         texts, given, known, train_given = request.texts()
-        rows, about = reader(texts)
+        rows, about = reader(texts, request.settings.pop("units", "token"))
         train = None if known is None else reader.padded(known, rows.shape[1])
         labels = Labels.of(given, train_given, names=request.classes)
         return request.task(model, rows, train, labels, head=head, **about)
