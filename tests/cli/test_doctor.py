@@ -101,3 +101,10 @@ def test_audits_are_forecast(here: Path) -> None:
     assert list(found) == ["glance", "quick", "standard"]
     assert found["glance"] == (expected.cost.forward // 24, expected.cost.forward)
     assert veridical.cli.doctor._audits(task[:1]) == {}
+
+
+def test_what_was_not_tried_says_why(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veridical.data.diagnosis.METRIC_SECONDS", 0.0)
+    told = call("m.joblib", "rows.csv", "--allow-code", "-n", "4").output
+    assert "pixel_flipping" in next(line for line in told.splitlines() if "not tried: 0 s were over" in line)
+    assert "max_sensitivity" in next(line for line in told.splitlines() if "come on top" in line)

@@ -14,6 +14,8 @@ from veridical.cli.app import Status, app, end, print_table, say
 from veridical.cli.sources import Folder, Source, with_options
 from veridical.data.diagnosis import BACKWARD, Diagnosis, diagnose
 from veridical.errors import InputError, StorageError
+from veridical.metrics.base import ExplainerMetric
+from veridical.metrics.base import registry as metrics
 from veridical.values.tables import check_writable
 
 
@@ -40,8 +42,10 @@ def doctor(
         say(line)
     maps = {name: (rows, rows * len(task)) for name, rows in found.rows.items()}
     _costs(f"explainers that apply, for {len(task)} samples", "explainer", maps, found)
-    scores = {n: None if rows is None else (rows, rows * len(task)) for n, rows in found.metrics.items()}
+    scores = {n: r if isinstance(r, str) else (r, r * len(task)) for n, r in found.metrics.items()}
     _costs(f"metrics that apply, for {len(task)} maps of one method", "metric", scores, found)
+    again = [name for name in scores if isinstance(metrics.make(name), ExplainerMetric)]
+    say(f"these make maps again, whose rows come on top: {', '.join(again)}")
     _costs("audits, if every method stays open to the end", "effort", _audits(task), found)
     say("\nnot here:")
     for reason in dict.fromkeys(found.left_out.values()):
@@ -59,21 +63,23 @@ def doctor(
     say(f"\nresults can be written to {folder}; nothing stands in the way")
 
 
-def _costs(title: str, what: str, rows: Mapping[str, tuple[int, int] | None], found: Diagnosis) -> None:
-    """Rows a map and in all, and about how long they take; what could not be tried is unknown."""
-    known = {name: cost for name, cost in rows.items() if cost is not None}
+def _costs(title: str, what: str, rows: Mapping[str, tuple[int, int] | str], found: Diagnosis) -> None:
+    """Rows a map and in all, and about how long they take; why, where that is unknown."""
+    known = {name: cost for name, cost in rows.items() if not isinstance(cost, str)}
     cells: list[tuple[str, ...]] = []
     for name, (each, total) in sorted(known.items(), key=lambda item: item[1][1]):
         minutes = found.minutes(total)
         took = f"{60 * minutes:.1f} s" if minutes < 1 else f"{minutes:.0f} min"
         cells.append((name, f"{each:,}", f"{total:,}", took))
-    cells += [(name, "", "", "not tried") for name in rows.keys() - known.keys()]
     print_table((what, "rows a sample", "rows in all", "about"), cells, title=f"\n{title}")
+    unknown = [cost for cost in rows.values() if isinstance(cost, str)]
+    for why in dict.fromkeys(unknown):
+        say(f"{', '.join(name for name, cost in rows.items() if cost == why)}: {why}")
 
 
-def _audits(task: vd.Task) -> dict[str, tuple[int, int] | None]:
+def _audits(task: vd.Task) -> dict[str, tuple[int, int] | str]:
     """Rows that an audit takes at most, by effort."""
-    found: dict[str, tuple[int, int] | None] = {}
+    found: dict[str, tuple[int, int] | str] = {}
     for name in ("glance", "quick", "standard") if len(task) > 1 else ():
         expected = vd.audit(task, effort=name, dry_run=True)
         rows = expected.cost.forward + BACKWARD * expected.cost.backward

@@ -35,8 +35,8 @@ class Diagnosis:
     """What the task is, one fact per line."""
     rows: dict[str, int]
     """Explainers that apply, by name: about how many rows forward one map takes."""
-    metrics: dict[str, int | None]
-    """Metrics that apply, by name: about how many rows forward a score of one map takes, None if unknown."""
+    metrics: dict[str, int | str]
+    """Metrics that apply, by name: about how many rows forward a score of a map takes, or why that is unknown."""
     left_out: dict[str, str]
     """Explainers and metrics that do not apply, and why."""
     seconds_per_row: float
@@ -64,7 +64,7 @@ def diagnose(task: Task) -> Diagnosis:
             reason = f"it failed on the first sample: {error}"
         if reason is not None:
             left_out[name] = reason
-    scoring: dict[str, int | None] = {}
+    scoring: dict[str, int | str] = {}
     until = time.monotonic() + METRIC_SECONDS
     for name in metrics:
         metric = metrics.make(name)
@@ -72,7 +72,10 @@ def diagnose(task: Task) -> Diagnosis:
         if reason is not None:
             left_out[name] = reason
         else:
-            scoring[name] = scoring_rows(metric, task) if time.monotonic() < until else None
+            late = time.monotonic() >= until
+            scoring[name] = (
+                f"not tried: {METRIC_SECONDS:.0f} s were over" if late else scoring_rows(metric, task)
+            )
     return Diagnosis(_about(task), rows, scoring, left_out, pace, _warnings(task))
 
 
@@ -120,8 +123,8 @@ def _weighed(cost: Cost) -> int:
     return cost.forward + BACKWARD * cost.backward
 
 
-def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
-    """What the score of one map costs, tried on two samples with random maps; None where that fails.
+def scoring_rows(metric: AnyMetric, task: Task) -> int | str:
+    """What the score of one map costs, tried on two samples with random maps, or why that fails.
 
     A metric that explains again is tried with a method that evaluates nothing.
     """
@@ -132,8 +135,8 @@ def scoring_rows(metric: AnyMetric, task: Task) -> int | None:
             warnings.simplefilter("ignore")
             subject = chance if isinstance(metric, ExplainerMetric) else chance(two, Key(0))
             cost = metric(two, subject, Key(0)).cost  # type: ignore[operator]
-    except Exception:  # reported where it is scored
-        return None
+    except Exception as error:  # a model may raise anything
+        return f"not known: {str(error).partition(chr(10))[0][:99]}"
     return -(-_weighed(cost) // len(two))
 
 

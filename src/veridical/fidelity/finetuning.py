@@ -242,7 +242,7 @@ def why_no_finetuning(task: Task, train: Any = None, train_space: Space | None =
     if isinstance(model, ArrayModel | FunctionModel) or not any(
         p.is_floating_point() for p in model.parameters()
     ):
-        return f"{type(model).__name__} has no weights that torch can train; pass an nn.Module, or use RFid"
+        return "the model has no weights that torch can train; pass an nn.Module, or use RFid"
     if train is None and task.train is None:
         return (
             "there are no training rows; give the task train=(rows, labels), or pass them to "
