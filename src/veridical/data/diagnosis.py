@@ -36,7 +36,7 @@ class Diagnosis:
     rows: dict[str, int]
     """Explainers that apply, by name: about how many rows forward one map takes."""
     metrics: dict[str, int | str]
-    """Metrics that apply, by name: about how many rows forward a score of a map takes, or why that is unknown."""
+    """Metrics that apply, by name: about how many rows forward one score takes, or why that is unknown."""
     left_out: dict[str, str]
     """Explainers and metrics that do not apply, and why."""
     seconds_per_row: float
