@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 
 import captum.attr as captum
 import pytest
@@ -440,19 +439,3 @@ def test_rows_whose_things_are_not_together_are_refused(explainer: vd.Explainer)
     task = vd.Task(seeded(Scattered()), draw(4, 2, 8), train=draw(3, 2, 8, seed=9))
     with pytest.raises(NotApplicableError, match="'relu': several things of each row"):
         explainer(task)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", NETS)
-def test_a_gpu_gives_the_maps_of_a_processor(name: str, dtype: torch.dtype) -> None:
-    net, x, train = seeded(NETS[name]()), draw(5, 2, 8), draw(3, 2, 8, seed=9)
-    here = vd.Task(net, x, train=train, targets=[0, 1, 2, 0, 1])
-    there = vd.Task(deepcopy(net).to(dtype), x.to(dtype), train=train.to(dtype), targets=here.targets)
-    there = there.to("cuda")
-    near = 1e-9 if dtype == torch.float64 else 5e-3  # convolutions in tf32
-    for explainer in (DeepLift("mean"), DeepLiftShap()):
-        expected = explainer(here).values
-        found = explainer(there).values.cpu().double()
-        torch.testing.assert_close(found, expected, rtol=0, atol=near)

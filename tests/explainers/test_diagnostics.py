@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import gc
 import warnings
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import veridical as vd
-from tests.reference.small_nets import draw, image_task, seeded
+from tests.reference.small_nets import draw, seeded
 from veridical.errors import VeridicalWarning
 from veridical.explainers import DeepLift, Hsic, KernelShap, Lime, Rise, ShapleySampling, Sobol, applicable
 from veridical.explainers.base import Explainer
@@ -21,7 +19,6 @@ from veridical.explainers.diagnostics import (
     completeness_sentence,
     expected_agreement,
     notes,
-    record_split_half,
     repeatability_sentence,
 )
 
@@ -171,38 +168,6 @@ def test_a_constant_model_has_nothing_to_repeat() -> None:
             assert "repeatability" not in explainer(task).provenance
 
 
-@dataclass(frozen=True)
-class _Borrowing(Explainer):
-    """Gives the map of another method, whose halves are not its own."""
-
-    name: ClassVar[str] = "borrowing"
-
-    def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
-        return Lime(draws=40)(task, context.key, context.memo).values
-
-
-@dataclass(frozen=True)
-class _Hungry(Explainer):
-    """Has memory for one sample at a time, which it finds out when its halves are noted."""
-
-    name: ClassVar[str] = "hungry"
-    stochastic: ClassVar[bool] = True
-
-    def attribute(self, task: vd.Task, context: vd.models.Context) -> Tensor:
-        maps = torch.arange(len(task) * 64.0).view(len(task), 64)
-        record_split_half(context, task, 8, lambda half: maps + half)
-        if len(task) > 1:
-            raise torch.OutOfMemoryError("out of memory")
-        return maps
-
-
-def test_each_map_is_noted_once_and_by_its_own_method() -> None:
-    task = image_task(samples=5)
-    assert "repeatability" not in _Borrowing()(task).provenance
-    found = _Hungry()(task).provenance["repeatability"]
-    assert found == {"mean": pytest.approx(1.0), "smallest": pytest.approx(1.0), "low": 0, "of": 5}
-
-
 @pytest.fixture(scope="module")
 def task() -> vd.Task:
     return vd.tasks.load("digits")[:8]
@@ -237,11 +202,3 @@ def left_behind(work) -> int:
 @pytest.mark.parametrize("name", MEMORY_NAMES)
 def test_nothing_is_left_behind(name: str, task: vd.Task) -> None:
     assert left_behind(lambda: vd.explain(name, task)) < 20_000
-
-
-def test_a_cycle_would_be_found() -> None:
-    def work() -> None:
-        held: list[object] = [torch.zeros(5_000)]
-        held.append(held)
-
-    assert left_behind(work) >= 20_000

@@ -185,16 +185,6 @@ def test_of_equals_the_first_comes_first(budget: int) -> None:
     torch.testing.assert_close(PartitionShap(budget)(task).values, slowly(task, budget), rtol=0, atol=1e-7)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("task", [tied(), images(3)], ids=["ties", "network"])
-def test_a_gpu_gives_the_maps_of_a_cpu_again_and_again(task: Task) -> None:
-    there = task.to("cuda")
-    expected, *found = (PartitionShap(90)(each).values.cpu() for each in (task, there, there))
-    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-6)
-    assert torch.equal(*found)
-
-
 def by_shap(task: Task, budget: int) -> Tensor:
     """The same by the shap package, one sample after the other."""
     import shap

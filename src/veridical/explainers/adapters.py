@@ -238,13 +238,12 @@ class ShapExplainer(_Adapter):
             tensor = torch.as_tensor(np.asarray(rows)).to(inputs)
             return task.predictor.outputs(tensor.reshape(-1, *inputs.shape[1:])).detach().cpu().numpy()
 
+        check_arity(self.make, 2, {}, "from_shap takes a function (predict, background) -> explainer")
         with seeded(context.key / int(task.draw_ids[0])):
             if "model" in inspect.signature(self.make).parameters:
                 with task.session(grad=True), task.predictor.exposed() as model:
-                    values = _shap_values(self.make(model=model, background=train), inputs, self.kwargs)
+                    values = _shap_values(self.make(model, train), inputs, self.kwargs)
             else:
-                wanted = "from_shap takes a function (predict, background) -> explainer"
-                check_arity(self.make, 2, {}, wanted)
                 made = self.make(predict, None if train is None else train.flatten(1).cpu().numpy())
                 values = _shap_values(made, inputs.flatten(1).cpu().numpy(), self.kwargs)
         return explained_output(values, task, self.name).to(task.outputs.dtype)

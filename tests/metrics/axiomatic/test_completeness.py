@@ -5,7 +5,6 @@ import torch
 
 import veridical as vd
 from tests.reference.metric_cases import image_task, linear_task, mlp_task, numbers
-from veridical.core.space import Space
 from veridical.perturb.fills import Constant, Zero
 
 
@@ -63,11 +62,3 @@ def test_probabilities_on_request_and_counts() -> None:
     assert (scores.cost.forward, scores.cost.backward) == (11, 0)
     fall = vd.score("completeness", task, maps, response="probability").details["change of answer"]
     assert (fall.abs() <= 1).all()
-
-
-def test_features_that_do_not_exist_do_not_add_up() -> None:
-    valid = torch.ones(6, 5, dtype=torch.bool)
-    valid[:, -1] = False
-    task = linear_task(fill=Zero(), space=Space("column", (5,), 5, torch.arange(5), valid=valid))
-    maps = (task.inputs * task.model.weight[task.targets]).detach()
-    assert vd.score("completeness", task, maps).values.max() < 1e-8

@@ -10,8 +10,6 @@ import torch
 import veridical as vd
 from tests.reference import metrics as map_scores
 from tests.reference.metric_cases import linear_task, numbers
-from veridical.core.space import Space
-from veridical.functional import _rows as blocks
 
 BY_HAND = {
     "sparseness": map_scores.gini,
@@ -86,24 +84,6 @@ def test_effective_complexity_without_normalising_reads_the_scale() -> None:
     assert vd.score("effective_complexity", task, maps, normalise=False).values.tolist() == [2.0]
     assert vd.score("effective_complexity", task, maps * 1e-6, normalise=False).values.tolist() == [0.0]
     assert vd.score("effective_complexity", task, maps * 1e-6).values.tolist() == [2.0]
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_features_that_do_not_exist_do_not_count(name: str) -> None:
-    maps = numbers("maps", 3, 6)
-    wide = torch.cat([maps, 9.0 * torch.ones(3, 2, dtype=torch.float64)], 1)
-    valid = torch.tensor([[True] * 6 + [False] * 2]).expand(3, -1)
-    space = Space("column", (8,), 8, torch.arange(8), valid=valid)
-    got = vd.score(name, flat_task(wide, space=space), wide).values
-    torch.testing.assert_close(got, vd.score(name, flat_task(maps), maps).values)
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_blocks_of_samples_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    maps = numbers("maps", 11, 6)
-    whole = vd.score(name, flat_task(maps), maps).values
-    monkeypatch.setattr(blocks, "_BLOCK", 18)
-    assert torch.equal(vd.score(name, flat_task(maps), maps).values, whole)
 
 
 @pytest.mark.parametrize("who", ["Gradient", "IntegratedGradients"])

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.metrics.faithfulness.cases import crooked_task, explained, image_task, random_map, text_task
-from veridical.core.space import Space
+from tests.metrics.faithfulness.cases import crooked_task, explained, image_task, random_map
 from veridical.metrics import (
-    Comprehensiveness,
     Deletion,
     FaithfulnessCorrelation,
     FaithfulnessEstimate,
@@ -20,7 +18,6 @@ from veridical.metrics import (
     Road,
     Selectivity,
     SensitivityN,
-    TextSufficiency,
 )
 from veridical.perturb.fills import Zero
 from veridical.values.task import Task
@@ -95,29 +92,6 @@ def test_cost_in_evaluations(metric, asked):
     scores = metric(task, random_map(task))
     assert scores.cost.forward == 3 * asked
     assert scores.cost.backward == 0
-
-
-def test_padding_is_never_a_feature():
-    """A text padded further, with junk relevance on the padding, scores the same."""
-    task = text_task()
-    explanation = random_map(task)
-    more = torch.cat([task.inputs, torch.zeros(4, 3, dtype=torch.int64)], 1)
-    valid = torch.cat([task.space.valid, torch.zeros(4, 3, dtype=torch.bool)], 1)
-    wider = Task(task.predictor.model, more, space=Space.tokens(12, valid), fill=task.fill)
-    junk = torch.cat([explanation.values, torch.full((4, 3), 50.0, dtype=torch.float64)], 1)
-    for metric in (
-        Comprehensiveness(),
-        TextSufficiency(),
-        PixelFlipping(),
-        Insertion(),
-        Monotonicity(),
-        FaithfulnessEstimate(),
-        MonotonicityCorrelation(),
-        RegionPerturbation(),
-        Selectivity(),
-    ):
-        a, b = metric(task, explanation).values, metric(wider, explained(wider, junk)).values
-        close(a, b, atol=1e-9, rtol=0, equal_nan=True)
 
 
 def test_a_true_map_beats_a_random_one_on_average():

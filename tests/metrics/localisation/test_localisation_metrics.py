@@ -9,7 +9,6 @@ import torch
 import veridical as vd
 from tests.reference import metrics as map_scores
 from tests.reference.metric_cases import image_task, linear_task, numbers
-from veridical.core.space import Space
 from veridical.metrics.tie_orders import TIES_DECIDE
 from veridical.values.explanation import Explanation
 
@@ -124,15 +123,6 @@ def test_ties_are_averaged_or_follow_the_order_that_travels_with_the_map(name: s
         assert averaged.flags[TIES_DECIDE].all()
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in ALL if n not in ("relevance_mass_accuracy", "attribution_localisation")]
-)
-def test_monotone_rescaling_changes_nothing(name: str) -> None:
-    maps = numbers("maps", 6, V)
-    task = masked_task(MASK)
-    assert torch.equal(vd.score(name, task, maps).values, vd.score(name, task, (2 * maps).exp()).values)
-
-
 def test_k_counts_features_or_shares_them() -> None:
     maps = numbers("maps", 6, V)
     task = masked_task(MASK)
@@ -144,17 +134,6 @@ def test_k_counts_features_or_shares_them() -> None:
     for wrong in (0, -1, 2.5):
         with pytest.raises(vd.errors.InputError, match="k"):
             vd.score("top_k_intersection", task, maps, k=wrong)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_features_that_do_not_exist_do_not_count(name: str) -> None:
-    maps = numbers("maps", 6, V)
-    wide = torch.cat([maps, 9.0 * torch.ones(6, 3, dtype=torch.float64)], 1)
-    masks = torch.cat([MASK, torch.ones(6, 3, dtype=torch.bool)], 1)
-    valid = torch.tensor([[True] * V + [False] * 3]).expand(6, -1)
-    space = Space("column", (V + 3,), V + 3, torch.arange(V + 3), valid=valid)
-    got = vd.score(name, masked_task(masks, V + 3, space=space), wide).values
-    torch.testing.assert_close(got, vd.score(name, masked_task(MASK), maps).values)
 
 
 # --- focus ---------------------------------------------------------------------------------------------
