@@ -184,8 +184,7 @@ def run_stage(
     """Yield (name, facts) as they come."""
     fidelity = vd.fidelity
     if stage == "robustness":
-        control = fidelity.finetune(task, beta=given.beta, masks=False, **settings)
-        yield stage, table(fidelity.robustness_table(task, tuned, control))
+        yield stage, table(fidelity.robustness_table(task, tuned, cache=given.cache))
     elif stage == "boundary":
         found = boundary_study(task, (0.1, 0.3, 0.5), draws=2, **settings)
         yield stage, {"shown": repr(found).split("\n"), "rows": found.to_frame().to_dict("records")}

@@ -88,7 +88,7 @@ def test_a_copy_that_is_another_model_is_refused(task: vd.Task, tmp_path: Path) 
         for metric in (FFid(finetuned=artefact, draws=2), Fid(finetuned=artefact)):
             with pytest.raises(NotApplicableError, match=reason):
                 vd.score(metric, task, "gradient")
-    table = robustness_table(task, turned, turned)
+    table = robustness_table(task, turned, cache=tmp_path)
     assert "use FFid" not in table.advice
     assert "another model" in table.advice
 

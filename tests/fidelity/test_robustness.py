@@ -70,7 +70,7 @@ def test_bad_shares_and_heads_are_refused(tmp_path: Path) -> None:
     task = task_needing(0.9)
     tuned = finetune(task, epochs=1, cache=tmp_path)
     with pytest.raises(InputError, match="masked shares"):
-        robustness_table(task, tuned, tuned, shares=(0.0, 1.0))
+        robustness_table(task, tuned, shares=(0.0, 1.0))
     numbers = vd.Task(nn.Linear(4, 1), torch.randn(3, 4), head="regression", train=torch.randn(9, 4))
     with pytest.raises(InputError, match="counts right answers"):
         robustness_table(numbers)

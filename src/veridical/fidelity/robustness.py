@@ -130,7 +130,6 @@ def accuracy_frame(
 def robustness_table(
     task: Task,
     finetuned: Finetuned | None = None,
-    control: Finetuned | None = None,
     *,
     shares: Sequence[float] = (0.0, 0.05, 0.1),
     draws: Count = 5,
@@ -142,15 +141,14 @@ def robustness_table(
 ) -> RobustnessTable:
     """Measure accuracy on masked inputs: the original, the fine-tuned, and one fine-tuned without masks.
 
+    The last is made on the same rows with the settings of `finetuned`, default loss and optimiser.
+
     Parameters
     ----------
     task : Task
         The original model and the evaluated samples; not a regression.
     finetuned : Finetuned, optional
         The fine-tuned model; None makes one with `settings`, or finds it in the cache.
-    control : Finetuned, optional
-        One fine-tuned without masks on the same rows; None makes it, with the settings of `finetuned` where
-        that has the default loss and optimiser.
     shares : sequence of float
         Masked shares of the features, each in [0, 1).
     draws : int
@@ -178,26 +176,18 @@ def robustness_table(
     settings = {"cache": cache, "progress": progress, **settings}
     if finetuned is None:
         finetuned = finetune(task, **settings)
-    if control is None:
-        made = {**finetuned.header["settings"], **settings, "masks": False}
-        about = {n: made.get(n) for n in ("train", "train_side", "train_space", "columns")}
-        _same_data(finetuned, data_digest(training_rows(task, **about)))
-        control = finetune(task, **made)
-    else:
-        _same_data(finetuned, control.header["data"])
-    models = {ORIGINAL: task, TUNED: finetuned.on(task), CONTROL: control.on(task)}
-    shares, few = real_shares(task, shares)
-    right, same = accuracy_under_masks(task, models, shares, draws, reference, Key(seed) / "robustness")
-    return RobustnessTable(shares, right, same, len(task), few)
-
-
-def _same_data(finetuned: Finetuned, data: str) -> None:
-    """Refuse a control that learns from other rows: its gain would not be that of masks."""
-    if finetuned.header["data"] != data:
+    made = {**finetuned.header["settings"], **settings, "masks": False}
+    about = {n: made.get(n) for n in ("train", "train_side", "train_space", "columns")}
+    if finetuned.header["data"] != data_digest(training_rows(task, **about)):
         raise InputError(
             "the control would be fine-tuned on other rows than the fine-tuned model was; give the rows of "
             "its fine-tuning as train=... (and train_side=, train_space=, columns= as there)"
         )
+    control = finetune(task, **made)
+    models = {ORIGINAL: task, TUNED: finetuned.on(task), CONTROL: control.on(task)}
+    shares, few = real_shares(task, shares)
+    right, same = accuracy_under_masks(task, models, shares, draws, reference, Key(seed) / "robustness")
+    return RobustnessTable(shares, right, same, len(task), few)
 
 
 def real_shares(task: Task, shares: Sequence[float]) -> tuple[tuple[float, ...], int | None]:

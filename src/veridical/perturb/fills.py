@@ -328,16 +328,13 @@ class NoisyLinear(Fill):
     """ROAD's noisy linear imputation: each removed pixel is the weighted mean of its neighbours, plus noise.
 
     Direct neighbours weigh twice the diagonal ones, so the removed pixels v of a row solve the sparse system
-    (D - W) v = W x_kept. With `tolerance` a row is done when its pixels differ from those means by less, as
-    root mean square in units of the row's range. Without, float64 is solved to 1e-12; float32 takes two
-    steps, above 32 pixels three, which leave an error below the noise: of the range of a smooth image 0.0007
-    at most where half is removed, 0.0002 to 0.004 where nine tenths are.
+    (D - W) v = W x_kept. In float64 it is solved to 1e-12; float32 takes two steps, above 32 pixels three,
+    which leave an error below the noise: of the range of a smooth image 0.0007 at most where half is removed,
+    0.0002 to 0.004 where nine tenths are.
     """
 
     noise: NotNegative = 0.01
     """Standard deviation of the noise, in units of the input."""
-    tolerance: Positive | None = None
-    """Root mean square error, as a share of a row's range, at which it is solved; None as above."""
     name: ClassVar[str] = "noisy_linear"
     looks_at_mask: ClassVar[bool] = True
 
@@ -352,7 +349,7 @@ class NoisyLinear(Fill):
         shape = (*removed.shape[:2], *x.shape[1:])
         hole = removed.expand(*shape[:2], -1, *shape[3:])
         rows = x[:, None].expand(shape)
-        filled = solve_holes(rows.flatten(0, 1), hole.flatten(0, 1), self.tolerance).view(shape)
+        filled = solve_holes(rows.flatten(0, 1), hole.flatten(0, 1)).view(shape)
         if self.noise:
             # one draw per sample, the same under all its masks, so that they differ in the mask alone
             drawn = keyed.normal(key / "road", ids, 0, x[0].numel(), x.dtype).view(x.shape)

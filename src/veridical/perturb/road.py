@@ -27,6 +27,8 @@ COARSEST = 6
 QUICK, SMALL_IMAGE = 2, 32
 """Iterations in float32 for images of so many pixels a side, one more for larger ones: below the noise."""
 MOST_ITERATIONS = 200
+TOLERANCE = 1e-12
+"""Root mean square error in float64, as a share of the range of an image's values (0 among them)."""
 
 
 class _Grid:
@@ -55,7 +57,7 @@ class _Grid:
         return doubled[: self.known.shape[0], : self.known.shape[1]]
 
 
-def solve_holes(x: Tensor, hole: Tensor, tolerance: float | None = None) -> Tensor:
+def solve_holes(x: Tensor, hole: Tensor) -> Tensor:
     """Make every pixel of the hole the weighted mean of its eight neighbours; the others stay.
 
     Parameters
@@ -64,33 +66,31 @@ def solve_holes(x: Tensor, hole: Tensor, tolerance: float | None = None) -> Tens
         Images (R, C, H, W).
     hole : Tensor
         Where pixels are missing: of the same shape, or with one channel for all.
-    tolerance : float, optional
-        An image is done when its missing pixels differ from the means of their neighbours, as root mean
-        square, by less than so many times the range of its values (0 among them). By default 1e-12 in
-        float64; other precisions then take two iterations, three above 32 pixels a side.
 
     Returns
     -------
     Tensor
-        The filled images. An image with no pixel left becomes 0, the smallest of its many solutions.
+        The filled images. An image with no pixel left becomes 0, the smallest of its many solutions. In
+        float64 an image is done when its missing pixels differ from the means of their neighbours by less
+        than `TOLERANCE`; other precisions take two iterations, three above 32 pixels a side.
     """
-    if tolerance is None and x.dtype == torch.float64:
-        tolerance = 1e-12
     height, width = x.shape[2:]
-    quick = QUICK if max(height, width) <= SMALL_IMAGE else QUICK + 1
-    iterations = quick if tolerance is None else MOST_ITERATIONS
     # images lie along the last axis, where shifted sums run over contiguous memory
     known = x.masked_fill(hole, 0.0).reshape(-1, height, width).permute(1, 2, 0).contiguous()
     holes = hole.expand_as(x).reshape(-1, height, width).permute(1, 2, 0).contiguous()
-    filled = _solve(_grids(known, holes), iterations, tolerance)
+    filled = _solve(_grids(known, holes))
     return filled.permute(2, 0, 1).reshape(x.shape)
 
 
-def _solve(grids: list[_Grid], iterations: int, tolerance: float | None) -> Tensor:
+def _solve(grids: list[_Grid]) -> Tensor:
     """Conjugate gradients from the first solution."""
     grid = grids[0]
     tiny = torch.finfo(grid.known.dtype).tiny
-    goal = None if tolerance is None else _goal(grid, tolerance)
+    goal, iterations = None, QUICK + (max(grid.known.shape[:2]) > SMALL_IMAGE)
+    if grid.known.dtype == torch.float64:
+        spread = grid.known.amax((0, 1)) - grid.known.amin((0, 1))
+        goal = (spread * (TOLERANCE * NEIGHBOURS)).square() * grid.hole.sum((0, 1))
+        iterations = MOST_ITERATIONS
     value = _first_solution(grids)
     rest = grid.residual(value)
     direction, along = torch.zeros_like(value), value.new_ones(value.shape[-1])
@@ -109,12 +109,6 @@ def _solve(grids: list[_Grid], iterations: int, tolerance: float | None) -> Tens
         value = torch.addcmul(value, direction, length)
         rest = torch.addcmul(rest, moved, length)
     return value
-
-
-def _goal(grid: _Grid, tolerance: float) -> Tensor:
-    """The sum of squares that a residual must come below: `tolerance` times the range of the known."""
-    spread = grid.known.amax((0, 1)) - grid.known.amin((0, 1))
-    return (spread * (tolerance * NEIGHBOURS)).square() * grid.hole.sum((0, 1))
 
 
 def blurred(x: Tensor) -> Tensor:
