@@ -33,6 +33,19 @@ def test_a_model_that_lies_off_its_data_is_found(detector, fill):
     assert "another rule" in found.sentence
 
 
+@pytest.mark.parametrize("detector", ["nearest", "forest"])
+@pytest.mark.parametrize("discrete", [False, True])
+def test_a_detector_that_takes_some_masked_rows_for_data_is_found(detector, discrete):
+    """A forest lets many masked rows of independent columns pass; neighbours share small numbers."""
+    rows = torch.randn(400, 12, generator=torch.Generator().manual_seed(3))
+    if discrete:
+        rows[:, :6] = (rows[:, :6] > 0).float() + (rows[:, :6] > 1).float()
+    task = vd.Task(Scaffold(rows, [0], [5, 8], detector), rows[:32], train=rows)
+    found = near_data.check(task)
+    assert found.about_data is False
+    assert found.high < near_data.LINE
+
+
 @pytest.mark.parametrize(
     "name", ["breast_cancer", "wine_logistic", "diabetes", "digits", "known/interactions"]
 )

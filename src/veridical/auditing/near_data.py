@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from veridical.core import key as keyed
 from veridical.core.key import Key
-from veridical.functional import bootstrap_interval, pearson
+from veridical.functional import bootstrap_interval, round_to_grid
 from veridical.functional.responses import grid_step
+from veridical.models.predictor import repeat_side
 from veridical.perturb.fills import Backgrounds, Fill, Marginal
-from veridical.perturb.near_rows import NEIGHBOURS, STEP, near_responses, near_rows, ways, why_no_near_rows
+from veridical.perturb.near_rows import NEIGHBOURS, STEP, single_moves, ways, why_no_near_rows
 from veridical.perturb.probe import probe
 from veridical.perturb.rules import Given
 from veridical.values.task import Task
 
-LINE = 0.35
+LINE = 0.65
 """Where the interval of the agreement lies below it, removal is not about the data."""
 MOVED_GRID_STEPS = 100
 """How far the response must move to count as moved, in steps of the grid on which responses tie."""
@@ -42,7 +42,7 @@ class NearData:
     asked: bool
     why_not: str = ""
     agreement: float = math.nan
-    """The mean correlation of near effects and removal effects over the samples."""
+    """How much of what matters near the data matters under masks: the mean overlap over the samples."""
     low: float = math.nan
     high: float = math.nan
     about_data: bool | None = None
@@ -70,8 +70,8 @@ class NearData:
     @property
     def _measured(self) -> str:
         return (
-            "the features that matter near the data and those that matter under masks agree to r = "
-            f"{self.agreement:.2f} [{self.low:.2f}, {self.high:.2f}] over {self.samples} samples"
+            "what matters near the data and what matters under masks overlap by "
+            f"{self.agreement:.0%} [{self.low:.0%}, {self.high:.0%}] over {self.samples} samples"
         )
 
 
@@ -86,11 +86,11 @@ def rows_per_sample(task: Task) -> int:
 def check(task: Task, seed: int = 0, samples: int = SAMPLES) -> NearData:
     """Compare what moves the response near the data with what moves it under masks.
 
-    Near effects: each feature alone goes a step towards each of the nearest reference rows; mean |response
-    change|, times how far removal takes the feature, over how far the step did. Removal effects: each feature
-    is removed by the task's fill beside random sets of others; mean |response change|. Of a model with one
-    rule both agree, exactly if it is linear; one that follows another rule on masked rows shows other
-    features there.
+    Near effects: each feature alone goes a step towards each of the nearest reference rows in which it
+    differs; mean |response change|, times how far removal takes the feature, over how far the step did.
+    Removal effects: each feature is removed by the task's fill beside random sets of others; mean |response
+    change|. Both are shares of their sum, and the agreement is the sum of the smaller share of each feature:
+    1 for a linear model, less for one that follows another rule on masked rows, where other features matter.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def check(task: Task, seed: int = 0, samples: int = SAMPLES) -> NearData:
         near, differs, moved = _near_effects(some, features, step, key)
         if moved >= MOVED_SHARE:
             break
-    each = pearson(near, _removal_effects(some, features, key), where=differs)
+    each = _overlap(near, _removal_effects(some, features, key), differs)
     each = each[torch.isfinite(each) & (differs.sum(1) >= MIN_FEATURES)]
     rows = (some.predictor.meter.cost - before).forward
     if moved < MOVED_SHARE:
@@ -147,21 +147,34 @@ def _features(task: Task, key: Key) -> Tensor:
     return order[:, : min(MOST_FEATURES, count)]
 
 
+def _overlap(first: Tensor, second: Tensor, where: Tensor) -> Tensor:
+    """The sum of the smaller shares (N,) of two rows of effects (N, M), over those that can be compared."""
+    first, second = (effects * where for effects in (first, second))
+    return torch.minimum(first / first.sum(1, keepdim=True), second / second.sum(1, keepdim=True)).sum(1)
+
+
 def _near_effects(task: Task, features: Tensor, step: float, key: Key) -> tuple[Tensor, Tensor, float]:
     """Near effects (N, M), where they can be measured, and the share of samples whose response moves.
 
     They are those of the way that removal goes: mean |response change| times that way over the step's.
     """
-    own, near = near_responses(task, one_hot(features, task.space.n_features).bool(), step=step)
+    every = slice(0, len(task))
+    own, targets = task.clean_response("logit"), task.targets[:, None, None].expand(-1, NEIGHBOURS, 1)
+    removed = torch.cat([Backgrounds(task, fill, key)(every) for fill in _fills(task)], 1)
+    way = ways(task, removed).gather(1, features)
+    found, short = [], []
+    for feature, rows in zip(features.T, single_moves(task, features, step), strict=True):
+        outputs = task.predictor.outputs(rows.flatten(0, 1), repeat_side(task.side, NEIGHBOURS))
+        responses = task.respond(outputs, "logit").unflatten(0, (len(task), -1)).gather(2, targets)[..., 0]
+        found.append(round_to_grid(responses.to(own), task.predictor.rounding))
+        short.append(ways(task, rows).gather(1, feature[:, None])[:, 0])
+    near, step_way = torch.stack(found, 2), torch.stack(short, 1)
     change = (near - own[..., None]).abs()
     size = torch.maximum(own[:, 0].abs(), near.abs().flatten(1).amax(1))
     least = MOVED_GRID_STEPS * grid_step(task.predictor.rounding or task.outputs.dtype) * size
     moved = float((change.flatten(1).amax(1) > least).double().mean())
-    every = slice(0, len(task))
-    removed = torch.cat([Backgrounds(task, fill, key)(every) for fill in _fills(task)], 1)
-    way, short = (ways(task, rows).gather(1, features) for rows in (removed, near_rows(task, step)))
-    differs = (way > 0) & (short > 0)
-    return change.mean(1) * way / torch.where(differs, short, 1.0), differs, moved
+    differs = (way > 0) & (step_way > 0)
+    return change.mean(1) * way / torch.where(differs, step_way, 1.0), differs, moved
 
 
 def _removal_effects(task: Task, features: Tensor, key: Key) -> Tensor:

@@ -5,8 +5,11 @@ A masked row may be one that never occurs; a row a little nearer to its neighbou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from veridical.core.facts import fact, train_fact
 from veridical.functional import round_to_grid
@@ -82,6 +85,47 @@ def near_rows(task: MaskedTask, step: float = STEP, neighbours: int = NEIGHBOURS
     moved = torch.where(whole, rows, own + step * (rows - own))
     there = torch.isfinite(distance).reshape(*distance.shape, *[1] * (own.dim() - 2))
     return torch.where(there, moved, own)
+
+
+def single_moves(
+    task: MaskedTask, features: Tensor, step: float = STEP, neighbours: int = NEIGHBOURS
+) -> Iterator[Tensor]:
+    """Inputs in which one feature alone goes towards the nearest reference rows in which it differs.
+
+    Neighbours often share a category or a small number with an input; such features would never move.
+
+    Parameters
+    ----------
+    task : Task
+        The inputs, and the reference rows.
+    features : Tensor
+        Numbers (N, M) of features, of each sample's own.
+    step, neighbours
+        As of `near_rows`.
+
+    Yields
+    ------
+    Tensor
+        For each of the M features rows (N, K, *input shape); an input stands in where too few rows differ.
+    """
+    rows, whole = _some_rows(task), _taken_whole(task)
+    squared = _squared_distances(task, task.inputs)
+    squared = squared.masked_fill(squared == 0, torch.inf)
+    flat, x = rows.flatten(1), task.inputs[:, None]
+    for feature in features.T:
+        chosen = one_hot(feature, task.space.n_features).bool()[:, None]
+        chosen = task.space.expand(chosen, slice(0, len(task)))[:, 0]
+        found = []
+        for sample, elements, distances in zip(task.inputs, chosen, squared, strict=True):
+            at = elements.flatten()
+            own, others = sample.flatten()[at], flat[:, at]
+            other = ((own != others) & ~(own.isnan() & others.isnan())).any(1)
+            found.append(distances.masked_fill(~other, torch.inf).topk(neighbours, largest=False))
+        near = rows[torch.stack([each.indices for each in found])]
+        there = torch.isfinite(torch.stack([each.values for each in found]))
+        there = there.reshape(*there.shape, *[1] * (x.dim() - 2)) & chosen[:, None]
+        near = torch.where(whole | near.isnan() | x.isnan(), near, x + step * (near - x))
+        yield torch.where(there, near, x)
 
 
 def near_responses(
