@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ("tutorial", "image", "tabular", "text", "series", "language_models", "concepts")
+NAMES = ("tutorial", "image", "tabular", "text", "series", "language_models", "concepts", "training_rows")
 WIDTH = 76
 """Letters in a line of printed text that a page shows without scrolling."""
 ALT = re.compile(r"^# picture: (.+)$", re.MULTILINE)

@@ -19,7 +19,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_given: object, **_named: object) -> None:
         raise StoppedError
 
-    monkeypatch.setattr("veridical.auditing.run.check", stop)
+    monkeypatch.setattr("veridical.auditing.run.check_model", stop)
 
 
 def test_many_rows_are_said_first() -> None:

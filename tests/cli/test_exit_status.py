@@ -76,6 +76,8 @@ def test_every_command_ends_alike(
         words = ["x"] * sum(one.required for one in group.params if one.param_type_name == "argument")
         if any(one.name == "settings" and one.required for one in group.params):
             words += ["--settings", "{}"]
+        if any(one.name == "against" for one in group.params):
+            words += ["--against", "audit"]
         assert status(monkeypatch, *command, *words) == wanted, (command, raised)
     monkeypatch.undo()
     assert "Traceback" in capsys.readouterr().err  # of the mistake of ours alone

@@ -8,8 +8,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scipy.stats import kendalltau
-
 from veridical.errors import visible
 from veridical.values.explanation import Explanation
 from veridical.values.scores import Scores
@@ -87,6 +85,7 @@ class Evaluation:
         more than two standard errors from zero, on the other side.
         """
         import pandas as pd
+        from scipy.stats import kendalltau
 
         rows = []
         for what in (metric for metric in self.metrics if metric in other.metrics):
