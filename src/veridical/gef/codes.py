@@ -26,7 +26,6 @@ from veridical.models.predictor import call, take_side
 from veridical.values.task import Task
 
 End = Literal["input", "output"]
-Relevance = Literal["contributions", "projections"]
 Pool = Literal["mean", "max", "last"]
 
 
@@ -192,16 +191,13 @@ class LayerCodes(Explainer):
 class ConceptRelevance(LayerCodes):
     """How much each concept of the explained output matters to a sample, with concepts of `vd.concepts`.
 
-    `layer` is the model's linear head, at whose input concepts are read. `relevance` says what is scored:
-    "contributions" alpha_ik P(h; V_i)_k or "projections" P(h; V_i)_k. Concepts V stay those of the
-    unperturbed model: fitted anew they would come in another order, and distances between them would mean
-    nothing.
+    `layer` is the model's linear head, at whose input concepts are read; scored is alpha_ik P(h; V_i)_k
+    (`LayerCodes(concepts, layer, end="input")`: P(h; V_i)_k alone). Concepts V stay those of the unperturbed
+    model: fitted anew they would come in another order, and distances between them would mean nothing.
     """
 
     end: End = "input"
     """Which end of the layer is read; concepts live at the "input" of the head."""
-    relevance: Relevance = "contributions"
-    """What is scored: "contributions" or "projections", as above."""
     name: ClassVar[str] = "concept_relevance"
     summary: ClassVar[str] = "what each concept contributes to the explained output"
 
@@ -212,14 +208,9 @@ class ConceptRelevance(LayerCodes):
         ):
             raise InputError("concepts have vectors and importances; fit them with a method of vd.concepts")
 
-    def to_json(self) -> dict[str, Any]:
-        return {**super().to_json(), "relevance": self.relevance}
-
     def attribute(self, task: Task, context: Context) -> Tensor:
         codes = self.encode(read_layer(task, self.layer, self.end, self.axis), task.targets)
-        if self.relevance == "contributions":
-            codes = codes * self.encoder.importances.to(codes)[task.targets][:, None]
-        return self.pooled(codes, task)
+        return self.pooled(codes * self.encoder.importances.to(codes)[task.targets][:, None], task)
 
 
 # --- a unit as the model function -----------------------------------------------------

@@ -79,7 +79,6 @@ def log_of_score(task: Task, model: Tensor, checks: MapChecks, weights: bool) ->
         "models": lost.numel(),
         "models_dropped": int(lost.sum()),
         "float64_apart": None if math.isnan(checks.apart) else checks.apart,
-        "float64_unchecked": checks.unchecked_reason,
         "redraws": checks.redraws,
         "repeats": checks.repeats,
         **(log_weight_noise(task).to_json() if weights else {}),
