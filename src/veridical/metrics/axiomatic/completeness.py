@@ -11,6 +11,7 @@ from torch import Tensor
 from veridical.functional._rows import in_blocks
 from veridical.metrics import Metric, Outcome, register
 from veridical.metrics.types import Context, Direction, Explanation, Fill, Response, Task
+from veridical.perturb.rules import Given
 
 
 def total_relevance(values: Tensor, valid: Tensor | None) -> Tensor:
@@ -18,17 +19,6 @@ def total_relevance(values: Tensor, valid: Tensor | None) -> Tensor:
     if valid is not None:
         values = values.masked_fill(~valid, 0.0)
     return values.sum(-1, dtype=torch.float64)
-
-
-@dataclass(frozen=True, eq=False)
-class Everything:
-    """One mask, which removes all features (1, V)."""
-
-    features: Tensor
-    count: ClassVar[int] = 1
-
-    def removed(self, samples: slice, masks: slice) -> Tensor:
-        return self.features[None]
 
 
 @register
@@ -55,7 +45,7 @@ class Completeness(Metric):
 
     def evaluate(self, task: Task, explanation: Explanation, context: Context) -> Outcome:
         every = torch.ones(1, task.space.n_features, dtype=torch.bool, device=task.device)
-        evaluated = self.responses(task, Everything(every), context)
+        evaluated = self.responses(task, Given(every), context)
         owed = evaluated[:, 0] - evaluated[:, 1]
         total = in_blocks(total_relevance, explanation.values, explanation.valid)
         return Outcome((total - owed).abs(), details={"sum of relevance": total, "change of answer": owed})
