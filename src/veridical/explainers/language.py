@@ -143,15 +143,14 @@ class ReAGent(MaskingExplainer):
         return self.draws
 
     def inapplicable_reason(self, task: Task) -> str | None:
-        model = task.predictor.model
-        asked = getattr(model, "module", model) if not isinstance(model, AnswerModel) else model
-        if not isinstance(asked, AnswerModel) or asked.wanted != "log_probability":
+        asked = _asked(task)
+        if asked is None or asked.wanted != "log_probability":
             return "it reads the probability of a language model's answer, and this task asks something else"
         return super().inapplicable_reason(task)
 
     def attribute(self, task: Task, context: Context) -> Tensor:
-        model = task.predictor.model
-        asked: Any = model if isinstance(model, AnswerModel) else model.module
+        asked = _asked(task)
+        assert asked is not None
         numbers = torch.arange(self.draws, device=task.device)
         drawn = keyed.uniform(
             context.key / "sets", task.draw_ids, numbers, task.space.n_features, torch.float64
@@ -167,3 +166,10 @@ class ReAGent(MaskingExplainer):
         each = falls[..., None] * torch.where(sets, 1.0, -1.0)
         record_split_half(context, task, self.draws, lambda half: each[:, half::2].mean(1))
         return each.mean(1).to(task.outputs.dtype)
+
+
+def _asked(task: Task) -> AnswerModel | None:
+    """The language model of a task, perhaps with switches inside it."""
+    model = task.predictor.model
+    found = model if isinstance(model, AnswerModel) else getattr(model, "module", None)
+    return found if isinstance(found, AnswerModel) else None
