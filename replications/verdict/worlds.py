@@ -397,6 +397,8 @@ COLUMNS_ONLY = ("linear", "interactions", "cancer", "diabetes", "wine", "avila",
 """Tables of numbers."""
 TABLES = (*COLUMNS_ONLY, "german")
 """Tables, whose features have names and are the same in every sample."""
+FEW_ROWS = ("wine", "diabetes", "photos")
+"""Families with too few rows to train on some and to audit 500 others."""
 ONE_MODEL = ("cifar", "photos")
 """Families whose weights are published, so that there is no other trained model."""
 TRUE: dict[str, tuple[str, ...]] = {

@@ -14,7 +14,7 @@ from veridical.metrics.types import Context, Direction, Explanation, Response, T
 from veridical.perturb.near_rows import NEIGHBOURS, STEP, little_moves, near_responses, why_no_near_rows
 
 MIN_FEATURES = 3
-"""Features that can be moved a little; a sample with fewer is scored by all that it has."""
+"""Features that can be moved a little; a sample with fewer has no score."""
 
 
 def mean_share(effects: Tensor, relevance: Tensor, where: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class NearRemoval(Metric):
     y(x)|. Features are ranked by the size of their relevance. No row leaves the data, so that what a model
     answers to inputs that do not occur has no part in the score: the removal test of models that follow
     another rule there. Features that take a neighbour's value whole (categories, few values, whole numbers)
-    are no small move, and count only in samples with fewer than three others.
+    are no small move, and do not count; a sample with fewer than three others has no score.
     """
 
     neighbours: Count = NEIGHBOURS
@@ -67,9 +67,13 @@ class NearRemoval(Metric):
         effects = context.memo.once(task, name, lambda: self.effects(task))
         exists = torch.ones_like(effects, dtype=torch.bool) if task.space.valid is None else task.space.valid
         little = exists & little_moves(task)
-        scored = torch.where((little.sum(-1) >= MIN_FEATURES)[:, None], little, exists)
-        values = mean_share(effects, explanation.values.double().abs(), scored)
-        return Outcome(values, flags={"no near effect: no feature moves the response": values.isnan()})
+        few = little.sum(-1) < MIN_FEATURES
+        values = mean_share(effects, explanation.values.double().abs(), little)
+        flags = {
+            f"fewer than {MIN_FEATURES} features can be moved a little": few,
+            "no near effect: no feature moves the response": values.isnan() & ~few,
+        }
+        return Outcome(values.masked_fill(few, torch.nan), flags=flags)
 
     def effects(self, task: Task) -> Tensor:
         """The near effect of each feature (N, V)."""
