@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import veridical as vd
-from tests.reference.small_nets import conv_net, image_task, noisy_copy
+from tests.reference.small_nets import image_task, noisy_copy
 from veridical.errors import NotApplicableError, VeridicalWarning
 from veridical.explainers import (
     PermutationImportance,
@@ -16,7 +16,6 @@ from veridical.explainers import (
 )
 from veridical.explainers.diagnostics import check_completeness
 from veridical.explainers.occlusion import FitsBank, MaskingExplainer
-from veridical.models.predictor import Plan
 from veridical.testing import tiny_task
 
 EVERY = sorted(registry)
@@ -53,35 +52,6 @@ def test_under_weight_noise_equals_a_noisy_deep_copy(name: str) -> None:
     assert follows != torch.equal(found, explainer(task, vd.core.Key(1)).values)
 
 
-class Watched(nn.Module):
-    """Notes how many rows it is given at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = conv_net()
-        self.most = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.most = max(self.most, len(x))
-        return self.net(x)
-
-
-@pytest.mark.parametrize("name", ON_IMAGES)
-def test_no_call_is_larger_than_the_plan_and_chunks_do_not_matter(name: str) -> None:
-    net = Watched()
-    task = image_task(net, plan=Plan(rows=8), samples=20)
-    explainer = made(name, task)
-    net.most = 0
-    found = explainer(task)
-    cost = found.cost
-    assert net.most <= 8
-    many = explainer(task.with_plan(Plan(rows=64)))
-    torch.testing.assert_close(found.values, many.values, rtol=0, atol=1e-9)
-    assert cost == many.cost
-    assert bool(cost.backward) == ("gradient" in explainer.needs)
-    assert bool(cost.forward) != explainer.control
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_a_plain_function_is_explained_without_gradients_or_refused(name: str) -> None:
     weights = torch.randn(128, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
@@ -97,20 +67,6 @@ def test_a_plain_function_is_explained_without_gradients_or_refused(name: str) -
         told = str(refusal.value).split("These do: ")[1].split(", ")
         assert told == applicable(task)
         assert name not in told
-
-
-def test_by_name_by_object_and_by_function() -> None:
-    task = image_task(samples=2)
-
-    def mine(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        x = inputs.detach().requires_grad_(True)
-        return torch.autograd.grad(model(x).gather(1, targets[:, None]).sum(), x)[0]
-
-    by_name = vd.explain("gradient", task)
-    for other in (registry.make("gradient"), mine):
-        found = vd.explain(other, task)
-        torch.testing.assert_close(found.values, by_name.values, rtol=0, atol=1e-12)
-        assert found.cost == by_name.cost
 
 
 @pytest.mark.parametrize("kind", ["image", "series", "table", "text"])

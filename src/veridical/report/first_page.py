@@ -113,10 +113,22 @@ def _changes(audit: Audit) -> list[str]:
     return sentences
 
 
+FILLS = {
+    "token": "a neutral token",
+    "mean": "their mean over the reference rows",
+    "marginal": "values of reference rows",
+    "summary": "values of a few reference rows that stand for all",
+    "blur": "a blurred copy",
+    "uniform_noise": "noise",
+    "noisy_linear": "what their surroundings suggest",
+}
+"""What removed features become, in words."""
+
+
 def _removed(task: Task) -> str:
     if task.modality == "units":
         return f"units are off: {task.off}" if isinstance(task, Generation) else "units inside it are off"
-    return f"replaced by: {task.fill.name}"
+    return f"replaced by {FILLS.get(task.fill.name, task.fill.name)}"
 
 
 def _limits(audit: Audit) -> list[str]:
