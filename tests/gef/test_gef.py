@@ -122,11 +122,11 @@ def test_output_noise_is_drawn_only_where_outputs_are_read() -> None:
     task = tiny_task("table")
     metric = GEF(form="reference", steps=2, draws=1, output_draws=3, path=(0.05, 0.1, 0.2))
     quiet = vd.score(metric, task, "gradient").cost
-    worlds = 3 * 2
-    assert quiet.backward == len(task) * (1 + worlds)
+    models = 3 * 2
+    assert quiet.backward == len(task) * (1 + models)
     per_map = vd.explain("occlusion", tiny_task("table")).cost.forward
     loud = vd.score(metric, task, "occlusion").cost
-    assert loud.forward == per_map * (1 + worlds * (1 + 3)) + 3 * len(task)
+    assert loud.forward == per_map * (1 + models * (1 + 3)) + 3 * len(task)
 
 
 def asked_of(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -88,7 +88,7 @@ def related(
 
 
 def test_where_nothing_is_followed_little_is_found() -> None:
-    """Samples that share their worlds are no independent witnesses: 5% stays 5%."""
+    """Samples that share their perturbed models are no independent witnesses: 5% stays 5%."""
     p = np.array([evidence(*related(seed, 0.0), key=vd.core.Key(seed)).p_value for seed in range(100)])
     assert (p <= 0.05).mean() <= 0.11
     assert 0.4 < p.mean() < 0.6

@@ -57,7 +57,7 @@ def test_units_of_a_prompt(units, name):
 @pytest.mark.parametrize("off", ["zero", "mean", "paired"])
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_heads_with_every_meaning_of_off(off, name):
-    """What stands in for a head is made by the noisy model, in every world anew."""
+    """What stands in for a head is made by each noisy model anew."""
     model, task = planted()
     # the same speakers name other colours
     paired = vd.models.Generation(
@@ -82,8 +82,8 @@ def test_heads_with_every_meaning_of_off(off, name):
     check(heads, name, gated.gef(respond, model, name, widths, PATH, DRAWS))
 
 
-def test_methods_that_are_evaluated_together_meet_the_same_worlds():
-    """Scores and costs are those of each alone, and every noisy world is drawn once."""
+def test_methods_that_are_evaluated_together_meet_the_same_models():
+    """Scores and costs are those of each alone, and every noisy model is drawn once."""
     _, task = planted(samples=3)
     metric, names = vd.gef.FastGEF(path=PATH, draws=DRAWS), ["gradient", "saliency", "occlusion"]
     log_weight_noise(task)  # it draws for its self-check, once a task

@@ -35,12 +35,12 @@ def test_a_perturbed_model_that_moves_on_takes_nothing_back(form: str) -> None:
     key = vd.core.Key(0) / "gef" / "noise"
     for draw in range(2):
         for z, sigma in enumerate(PATH):
-            world = weights.noisy(task.model, sigma, key / draw / z)["answer"]
-            moved = (world - theta)[2].abs().expand(5)
+            noisy = weights.noisy(task.model, sigma, key / draw / z)["answer"]
+            moved = (noisy - theta)[2].abs().expand(5)
             torch.testing.assert_close(found["model_distortion"][:, draw, z], moved, rtol=1e-5, atol=1e-6)
             if form in ("fast", "arc"):
                 # the map is affine in the weights, so its path is as long as the straight line
-                length = (world - theta).norm().expand(5)
+                length = (noisy - theta).norm().expand(5)
                 torch.testing.assert_close(found["explanation_distortion"][:, draw, z], length)
 
 

@@ -92,15 +92,15 @@ def test_views_show_parts_no_smaller_than_asked() -> None:
 
 
 def test_model_distortion_of_a_class_is_the_mean_over_its_rows() -> None:
-    """D_f of class c: the mean of |y_c - y_hat_c| over the reference rows predicted c, in the same world."""
+    """D_f of class c: the mean of |y_c - y_hat_c| over the rows predicted c, under the same noise."""
     task = tiny_task("image", 40)
     on = class_task(task, rows_per_class=100)
     metric = vd.gef.FastGEF(draws=1, path=(0.1, 0.2, 0.4))
     scores = vd.score(metric, on, Maco(steps=2))
     rows = task.train
     clean = task.predictor.outputs(rows)
-    world = on.with_noise(0.2, vd.core.Key(0) / "gef" / "noise" / 0 / 1)
-    noisy = world.predictor.outputs(rows)
+    perturbed = on.with_noise(0.2, vd.core.Key(0) / "gef" / "noise" / 0 / 1)
+    noisy = perturbed.predictor.outputs(rows)
     for place, class_ in enumerate(on.targets.tolist()):
         own = clean.argmax(-1) == class_
         expected = (clean[own, class_] - noisy[own, class_]).abs().mean()

@@ -139,15 +139,6 @@ def test_fewer_than_six_kept_is_nan_and_never_perfect():
         assert bool(found.vector.isnan().all()) is not known
 
 
-def test_one_draw_without_samples_leaves_the_mean_to_the_others():
-    base, near, far, kept_nr, kept_ar = (torch.from_numpy(a) for a in random_scores(5))
-    kept_nr[1] = False
-    others = torch.tensor([0, 2, 3])
-    found = consistencies(base, near, far, kept_nr, kept_ar, HIGHER)
-    alone = consistencies(base, near[others], far, kept_nr[others], kept_ar, HIGHER)
-    close(found.vector, alone.vector)
-
-
 def test_one_explainer_has_no_ranking():
     base = torch.rand(1, 20, dtype=torch.float64)
     kept = torch.ones(2, 20, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Voices of metrics: planted damage is seen by metrics that read maps, and by no others."""
+"""Admissible metrics: planted damage is seen by metrics that read maps, and by no others."""
 
 from __future__ import annotations
 
