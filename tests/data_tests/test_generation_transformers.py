@@ -281,6 +281,9 @@ def test_a_contrast_puts_the_units_of_another_context_in(both):
     contrast = log_probability(net, ids, words(" dog")["input_ids"])
     whole = vd.explain("exact_shapley", task).values.sum(1)
     assert float(whole[0]) == pytest.approx(float(task.outputs[0, 0]) - contrast, abs=1e-6)
+    checks = vd.data.prompt_checks(task)
+    assert bool(checks.random_spans.isnan().all())  # the other context has no such spans
+    assert not any("without any" in flag for place in range(2) for flag in checks.flags(place))
     with pytest.raises(InputError, match="give both or neither"):
         vd.models.Generation(net, words, TEXTS, [" dog", " cake"], off="swap")
 
@@ -467,3 +470,5 @@ def test_a_matrix_of_answer_tokens_by_units_is_that_of_a_naive_loop(kind):
     assert "&lt;" in found.to_html()
     assert found.plot().get_title() == "occlusion"
     assert vd.data.answer_matrix(task, "lime", seed=3).values.shape == found.values.shape
+    with pytest.raises(InputError, match="no prompt 2; the task has 2"):
+        vd.data.answer_matrix(task, prompt=2)

@@ -112,6 +112,8 @@ def answer_matrix(
     AnswerMatrix
         Tokens by units, with `plot()` and `to_html()`.
     """
+    if prompt >= len(task):
+        raise InputError(f"there is no prompt {prompt}; the task has {len(task)}, counted from 0")
     answer, units = task.answers[prompt], task.prompts[prompt].units
     if answer.foil_tokens is not None and len(answer.foil_tokens) != len(answer.tokens):
         raise InputError(

@@ -85,6 +85,8 @@ class PromptChecks:
     prompt has no other span of that length."""
     circular: tuple[tuple[str, str], ...] = ()
     """Pairs of an explainer and a metric that evaluate the model on the same inputs."""
+    swapped: bool = False
+    """Whether units that are off are those of another context: all off is that context, not none."""
 
     @property
     def remembered(self) -> Tensor:
@@ -100,7 +102,8 @@ class PromptChecks:
         """What to beware of in one prompt."""
         found = []
         if bool(self.remembered[prompt]):
-            found.append("the answer is as likely without any of these units")
+            instead = "with the units of the other context" if self.swapped else "without any of these units"
+            found.append(f"the answer is as likely {instead}")
         if bool(self.redundant[prompt]):
             found.append(
                 f"{int(self.sufficient[prompt].sum())} units each suffice: single removals show little"
@@ -192,6 +195,7 @@ def prompt_checks(
         (back >= SUFFICIENT_SHARE * whole) & (whole > 0),
         _random_spans(task, first, falls.gather(1, first[:, None])[:, 0], spans, Key(seed) / "spans"),
         tuple(circular_pairs(explainers, metrics)),
+        task.off == "swap",
     )
 
 
@@ -224,7 +228,12 @@ def _counted(task: Generation, gates: Tensor, side: Any) -> tuple[Tensor, Tensor
 
 
 def _random_spans(task: Generation, first: Tensor, fall: Tensor, draws: int, key: Key) -> Tensor:
-    """The share of random spans of tokens, as many as the first unit has, whose removal costs as much."""
+    """The share of random spans of tokens, as many as the first unit has, whose removal costs as much.
+
+    Another context has no counterpart of a random span, so that of a swap it is unknown.
+    """
+    if task.off == "swap":
+        return _nothing(task)
     side = repeat_side(task.side, draws)
     assert isinstance(side, dict)
     unit = side["unit"].clone()
