@@ -80,6 +80,12 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path, recipe: vd.dic
         assert torch.equal(whole.dictionary.threshold, again.dictionary.threshold)  # type: ignore[arg-type]
     with pytest.raises(FormatError, match="another run"):
         train(rows(), recipe, 6, checkpoint=path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(FormatError, match=r"run\.pt is no file of weights"):
+        train(rows(), recipe, 5, checkpoint=path)
+    torch.save({"run": 3}, path)
+    with pytest.raises(FormatError, match="another run"):
+        train(rows(), recipe, 5, checkpoint=path)
 
 
 def test_rows_are_read_from_a_file_batch_by_batch(tmp_path: Path) -> None:

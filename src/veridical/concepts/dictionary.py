@@ -234,12 +234,20 @@ def _arrays(file: Path) -> dict[str, Tensor]:
     """The tensors in a file; nothing in it is run."""
     if file.suffix in (".npz", ".safetensors"):
         return {name: torch.as_tensor(array) for name, array in read_arrays(file).items()}
+    held = read_weights(file)
+    if not all(isinstance(value, Tensor) for value in held.values()):
+        raise FormatError(f"{file.name} holds no state_dict of tensors")
+    return held
+
+
+def read_weights(file: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """What torch saved by name; nothing in it is run."""
     try:
-        held = torch.load(file, map_location="cpu", weights_only=True)
+        held = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # damaged bytes make the formats below torch's raise anything
         raise FormatError(f"{file.name} is no file of weights that torch reads: {error}") from error
-    if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
-        raise FormatError(f"{file.name} holds no state_dict of tensors")
+    if not isinstance(held, dict):
+        raise FormatError(f"{file.name} holds nothing by name")
     return held
 
 

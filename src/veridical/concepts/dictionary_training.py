@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
-from veridical.concepts.dictionary import Dictionary
+from veridical.concepts.dictionary import Dictionary, read_weights
 from veridical.core.allowed import Count, NotNegative, Positive
 from veridical.core.files import write_file
 from veridical.core.key import Key, as_key, integers, normal
@@ -228,9 +228,9 @@ class Run:
 
     def restore(self, path: Path) -> int:
         """Take everything from a file; the step to go on with."""
-        held = torch.load(path, map_location=self.bias.device, weights_only=True)
-        if held["run"] != self.name:
-            raise FormatError(f"{path} holds another run ({held['run']}); this one is {self.name}")
+        held = read_weights(path, self.bias.device)
+        if held.get("run") != self.name:
+            raise FormatError(f"{path} holds another run ({held.get('run')}); this one is {self.name}")
         with torch.no_grad():
             for name in _MOVING:
                 getattr(self, name).copy_(held["tensors"][name])
@@ -322,7 +322,7 @@ def train(
     Raises
     ------
     FormatError
-        The checkpoint is of another run.
+        The checkpoint is of another run, or damaged.
     InputError
         Activations have NaN or infinite values.
     """
