@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,13 @@ def _damage(folder: Path, name: str, what: str, content: bytes) -> Path:
     return folder / Path(FILES[name][0]).parent
 
 
+def _damage_arrays(folder: Path, change: Callable[[Tensor], Tensor]) -> Path:
+    held = FILES["AutoEncoder"][1]
+    held = {**held, "encoder.weight": change(held["encoder.weight"])}
+    torch.save(held, written(folder, "AutoEncoder") / "ae.pt")
+    return folder
+
+
 def _without(folder: Path, name: str, array: str) -> Path:
     torch.save({n: t for n, t in FILES[name][1].items() if n != array}, written(folder, name) / "ae.pt")
     return folder
@@ -163,6 +171,13 @@ WRONG = {
     "groupmax": lambda f: _damage(f, "sparsify", "cfg.json", b'{"k": 3, "activation": "groupmax"}'),
     "how many atoms": lambda f: _damage(f, "sparsify", "cfg.json", b"{}"),
     "TopK or BatchTopK": lambda f: _damage(f, "BatchTopKSAE", "config.json", b"{}"),
+    "do not belong together: invalid literal": lambda f: _damage(f, "sparsify", "cfg.json", b'{"k": "x"}'),
+    "do not belong together: 'int' object": lambda f: _damage(
+        f, "AutoEncoder", "config.json", b'{"trainer": 3}'
+    ),
+    "99 atoms of 16": lambda f: _damage(f, "sparsify", "cfg.json", b'{"k": 99}'),
+    "encoder holds something else": lambda f: _damage_arrays(f, lambda t: t * torch.nan),
+    "encoder has shape": lambda f: _damage_arrays(f, lambda t: t[:-1]),
     "lacks W_dec": lambda f: _without(f, "AutoEncoder", "decoder.weight"),
     "holds none of": lambda f: f,
     "no .safetensors, .npz or .pt": lambda f: _damage(f, "AutoEncoder", "notes.txt", b"x") / "notes.txt",

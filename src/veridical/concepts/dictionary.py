@@ -17,7 +17,7 @@ from veridical.concepts.concepts import Concepts
 from veridical.concepts.embeddings import Head
 from veridical.core.files import write_file
 from veridical.data.files import read_arrays
-from veridical.errors import FormatError, InputError
+from veridical.errors import FormatError, InputError, VeridicalError
 
 Activation = Literal["topk", "abstopk", "relu", "tanh_relu", "jumprelu", "pursuit"]
 
@@ -193,6 +193,15 @@ def load(path: str | Path) -> Dictionary:
         It is no dictionary, or of an architecture that cannot be read.
     """
     place = Path(path)
+    try:
+        return _load(place)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, VeridicalError):
+            raise
+        raise FormatError(f"{place}: its arrays and settings do not belong together: {error}") from error
+
+
+def _load(place: Path) -> Dictionary:
     if place.is_dir():
         known = {"sae_weights.safetensors", "sae.safetensors", "ae.pt", "params.npz"}
         there = sorted(known & {file.name for file in place.iterdir()})
@@ -270,11 +279,16 @@ def _checked(found: Dictionary, place: Path) -> Dictionary:
             f"{place}: atoms have shape {tuple(found.decoder.shape)}, expected (atoms, dimensions)"
         )
     width, dimension = found.decoder.shape
-    shapes = {"encoder": (width, dimension), "encoder_bias": (width,), "decoder_bias": (dimension,)}
-    for name, shape in (shapes | {"threshold": (width,), "scale": (width,)}).items():
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("encoder", "decoder"), (width, dimension))
+    shapes |= dict.fromkeys(("encoder_bias", "threshold", "scale"), (width,))
+    for name, shape in (shapes | {"decoder_bias": (dimension,)}).items():
         held = getattr(found, name)
         if held is not None and held.shape != shape:
             raise FormatError(f"{place}: {name} has shape {tuple(held.shape)}, expected {shape}")
+        if held is not None and not (held.is_floating_point() and bool(torch.isfinite(held).all())):
+            raise FormatError(f"{place}: {name} holds something else than finite real numbers")
+    if found.active is not None and not 1 <= found.active <= width:
+        raise FormatError(f"{place}: {found.active} atoms of {width} are said to be active")
     return found
 
 
