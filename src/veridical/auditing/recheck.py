@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from veridical.auditing.evidence import MIN_SAMPLES, SHOWN, Grid
 from veridical.auditing.forecast import cost_of_map
 from veridical.auditing.grade import Grade, grade, reference_scores
 from veridical.auditing.hidden import hidden_feature
-from veridical.auditing.measured_effects import Effects, measured_effects
+from veridical.auditing.measured_effects import measured_effects
 from veridical.auditing.result import Audit, without_nan
 from veridical.core.allowed import Within
 from veridical.core.files import pack_tensors, unpack_tensors, write_file
@@ -24,18 +25,20 @@ from veridical.core.key import Key
 from veridical.core.settings import checked
 from veridical.errors import InputError, VeridicalError
 from veridical.explainers.base import Explainer
+from veridical.explainers.controls import Random
 from veridical.explainers.layout import few_cells
+from veridical.explainers.occlusion import most_cells
 from veridical.explainers.transforms import explainer_from_json
 from veridical.functional import settle, units_to_settle, win_units
 from veridical.metrics import registry as metric_registry
 from veridical.metrics.base import Metric
 from veridical.models.context import Context, Memo
-from veridical.models.cost import Cost
 from veridical.perturb.fills import Marginal, Summary
 from veridical.perturb.mask_bank import MASKS
 from veridical.perturb.subset_table import FEW
 from veridical.values.explanation import Explanation
 from veridical.values.task import Task
+from veridical.values.ties import MOST_ORDERS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +54,8 @@ MOVED = 0.1
 """By how much of all relevance a feature's share must move, without a null of retrainings, to be said."""
 FELL = 0.1
 """By how much a grade must fall beyond both intervals: fewer steps and masks alone move it a little."""
+METHODS = 3
+"""That are checked unless more are named."""
 RESAMPLES, LEVEL = 2000, 0.99
 MIN_OF_CLASS = 8
 
@@ -75,51 +80,43 @@ class Baseline:
         if not isinstance(old, Audit):
             return cls.load(old)
         held = old.evaluation.explanations
-        trusted = [place for place in old.ranking if place.trusted and _repeatable(held[place.explainer])]
-        made = {place.explainer: held[place.explainer] for place in trusted}
+        grades = {p.explainer: p.grade for p in old.ranking if p.trusted and _repeatable(held[p.explainer])}
+        made = {name: held[name] for name in grades}
         count = min((len(one.values) for one in made.values()), default=0)
-        first: Explanation | None = next(iter(made.values()), None)
         none = torch.zeros(0, dtype=torch.int64)
+        targets, draw_ids = next(((one.targets, one.draw_ids) for one in made.values()), (none, none))
         return cls(
             {name: one.values[:count].cpu() for name, one in made.items()},
             {name: explainer_from_json(one.provenance["explainer"]) for name, one in made.items()},
-            {place.explainer: place.grade for place in trusted},
-            none if first is None else first.targets[:count].cpu(),
-            none if first is None else first.draw_ids[:count].cpu(),
+            grades,
+            targets[:count].cpu(),
+            draw_ids[:count].cpu(),
             old.seed,
             sum(cost.rows for cost in old.costs.values()),
         )
 
     def save(self, folder: str | Path) -> Path:
         """Write it into the folder of an audit."""
-        names = list(self.maps)
-        tensors = {f"map/{i}": self.maps[name] for i, name in enumerate(names)}
+        methods = [
+            [name, self.made_by[name].to_json(), grade and list(grade)] for name, grade in self.grades.items()
+        ]
+        about = {"methods": methods, "seed": self.seed, "audit_rows": self.rows}
+        tensors = {f"map/{i}": values for i, values in enumerate(self.maps.values())}
         tensors |= {"targets": self.targets, "draw_ids": self.draw_ids}
-        about = {
-            "methods": names,
-            "made_by": [self.made_by[name].to_json() for name in names],
-            "grades": [None if (held := self.grades[name]) is None else list(held) for name in names],
-            "seed": self.seed,
-            "audit_rows": self.rows,
-        }
         return write_file(Path(folder) / FILE, pack_tensors("baseline", tensors, {"data": about}))
 
     @classmethod
     def load(cls, path: str | Path) -> Baseline:
         """Read what `save` wrote; `path` is the folder, or the `audit.json` in it."""
-        folder = Path(path) if Path(path).is_dir() else Path(path).parent
-        if not (folder / FILE).is_file():
-            raise InputError(f"there is no {folder / FILE}; an audit with --out writes it beside audit.json")
-        tensors, header = unpack_tensors((folder / FILE).read_bytes(), "baseline", str(folder / FILE))
+        file = (Path(path) if Path(path).is_dir() else Path(path).parent) / FILE
+        if not file.is_file():
+            raise InputError(f"there is no {file}; an audit with --out writes it beside audit.json")
+        tensors, header = unpack_tensors(file.read_bytes(), "baseline", str(file))
         about = header["data"]
-        names = about["methods"]
         return cls(
-            {name: tensors[f"map/{i}"] for i, name in enumerate(names)},
-            {name: explainer_from_json(made) for name, made in zip(names, about["made_by"], strict=True)},
-            {
-                n: None if held is None else Grade(*held)
-                for n, held in zip(names, about["grades"], strict=True)
-            },
+            {name: tensors[f"map/{i}"] for i, (name, _, _) in enumerate(about["methods"])},
+            {name: explainer_from_json(made) for name, made, _ in about["methods"]},
+            {name: grade and Grade(*grade) for name, _, grade in about["methods"]},
             tensors["targets"],
             tensors["draw_ids"],
             about["seed"],
@@ -146,7 +143,8 @@ def _repeatable(made: Explanation) -> bool:
     return True
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True)
+class Change:
     """How the share of one feature in all relevance moved, in all samples or in those of one group."""
 
     explainer: str
@@ -214,18 +212,17 @@ class Recheck:
         if not self.methods:
             head = "The audit trusted no method, so there is nothing to check."
         where = f" with {self.nulls} retrained models as the null" if self.nulls else ""
-        everywhere = {(c.explainer, c.group, c.feature) for c in self.moved}
+        everywhere = {(c.explainer, c.feature) for c in self.moved if not c.group}
         drift = [
             f"{c.explainer}: '{c.feature}' {'gained' if c.after > c.before else 'lost'} relevance"
             f"{f' in {c.group}' if c.group else ''}: {c.before:.0%} of all before, {c.after:.0%} now "
             f"(change between {c.low:+.0%} and {c.high:+.0%}{where})."
             for c in self.moved
-            if not c.group or (c.explainer, "", c.feature) not in everywhere
+            if not c.group or (c.explainer, c.feature) not in everywhere
         ]
-        cost = f"{self.rows:,} rows of the model were evaluated"
-        if self.audit_rows:
-            cost += f", {self.rows / self.audit_rows:.0%} of what the audit took"
-        return (head, *(method.sentence for method in self.methods), *drift, cost + ".")
+        share = f", {self.rows / self.audit_rows:.0%} of what the audit took" if self.audit_rows else ""
+        cost = f"{self.rows:,} rows of the model were evaluated{share}."
+        return (head, *(method.sentence for method in self.methods), *drift, cost)
 
     def __repr__(self) -> str:
         return "\n".join(self.sentences)
@@ -234,28 +231,18 @@ class Recheck:
         """One row per method."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(method) for method in self.methods])
+        return pd.DataFrame(self.methods)
 
     def drift(self) -> pd.DataFrame:
         """One row per method, group and feature: its share of relevance before and after."""
         import pandas as pd
 
-        return pd.DataFrame(self.changes, columns=Change._fields)
+        return pd.DataFrame(self.changes, columns=[field.name for field in fields(Change)])
 
     def to_json(self) -> dict[str, Any]:
         """Give everything as plain data."""
         found: dict[str, Any] = without_nan(
-            {
-                "status": self.status,
-                "task": self.task,
-                "sentences": list(self.sentences),
-                "methods": [asdict(method) for method in self.methods],
-                "drift": [change._asdict() for change in self.changes],
-                "bound": self.bound,
-                "retrained": self.nulls,
-                "rows": self.rows,
-                "audit_rows": self.audit_rows,
-            }
+            {"status": self.status, "sentences": list(self.sentences), **asdict(self)}
         )
         return found
 
@@ -326,205 +313,200 @@ def check(
         Where a method was not trusted, or others are no models.
     """
     base = Baseline.of(old)
-    names = list(base.maps) if explainers is None else list(explainers)
+    names = list(base.maps if explainers is None else explainers)
     unknown = [name for name in names if name not in base.maps]
     if unknown:
         raise InputError(f"the audit does not trust {', '.join(unknown)}; it trusts {', '.join(base.maps)}")
     if not names:
         return Recheck(repr(task), (), (), MOVED, 0, 0, base.rows)
-    members = None if groups is None else [str(group) for group in groups]
-    if members is not None and len(members) != len(task):
-        raise InputError(f"groups has {len(members)} entries, expected {len(task)}: one per sample")
+    if groups is not None and len(groups) != len(task):
+        raise InputError(f"groups has {len(groups)} entries, expected {len(task)}: one per sample")
     if isinstance(task.fill, Marginal) and task.fill.repeats_on(task) > FILL_ROWS:
         task = task.with_fill(Summary(FILL_ROWS))
     rows, same = base.samples_of(task)
     place = {int(digest): i for i, digest in enumerate(task.draw_ids.tolist())}
-    labels = None if members is None else [members[place[d]] for d in same.draw_ids.tolist()]
-    run = _Run(base, same, rows, base.seed if seed is None else seed, budget or max(1, base.rows // 10))
-    if explainers is None:
-        names = run.affordable(names)[:3]
-    methods = tuple(run.method(name) for name in names)
-    nulls = [run.shares_of(other, names) for other in others or ()]
-    changes, bound = _drift(run, names, nulls, labels)
-    return Recheck(repr(task), methods, changes, bound, len(nulls), run.spent, base.rows)
+    labels = [] if groups is None else [str(groups[place[d]]) for d in same.draw_ids.tolist()]
+    begun = task.predictor.meter.cost.rows
+    run = _Run(base, same, rows, base.seed if seed is None else seed)
+    most = METHODS if explainers is None else len(names)
+    asked, needed = run.plan(names, most, base.rows // 10 if budget is None else budget)
+    run.measure(asked)
+    methods = [run.method(name) for name in asked]
+    if explainers or not asked:
+        words = f"not decided: the budget does not reach for it; a check takes about {needed:,} rows"
+        methods += [
+            Rechecked(n, "not decided", math.nan, 0, str(base.grades[n] or "-"), "-", f"{n}: {words}.")
+            for n in names
+            if n not in asked
+        ]
+    spent = task.predictor.meter.cost.rows - begun  # the null is a matter of the old model
+    nulls = [run.shares_of(other) for other in others or ()]
+    changes, bound = run.drift(nulls, labels)
+    return Recheck(repr(task), tuple(methods), changes, bound, len(nulls), spent, base.rows)
 
 
 class _Run:
-    """The samples that both models explain, and what was evaluated so far."""
+    """The samples that both models explain, and what was made of them so far."""
 
-    def __init__(self, base: Baseline, task: Task, rows: Tensor | None, seed: int, budget: int) -> None:
-        self.base, self.task, self.rows, self.seed, self.budget = base, task, rows, seed, budget
+    def __init__(self, base: Baseline, task: Task, rows: Tensor | None, seed: int) -> None:
+        self.base, self.task, self.rows, self.seed = base, task, rows, seed
         self.metric = cast(Metric, metric_registry.make("qge:pixel_flipping", steps=STEPS))
-        self.memo, self.spent = Memo(), 0
-        self.made: dict[str, Explanation] = {}
-        self.noise: list[Tensor] = []
-        self._effects: Effects | None = None
+        self.memo, self.made = Memo(), dict[str, Explanation]()
+        self.cells = few_cells(task.space, CELLS)
 
-    def count(self, cost: Cost) -> None:
-        self.spent += cost.rows
+    def plan(self, names: Sequence[str], most: int, budget: int) -> tuple[list[str], int]:
+        """Choose methods, samples and masks that fit the budget, and tell what the least choice takes.
 
-    def score(self, made: Explanation, draw: int = 0) -> Tensor:
+        All samples and many masks are best; rather fewer samples than no masks, which tell what is hidden.
+        """
+        space, repeats = self.task.space, self.task.fill.repeats_on(self.task)
+        one, score = self.task[:1], 2 * min(STEPS, space.n_features - 1) * repeats
+        costs = {name: cost_of_map(self.base.made_by[name], one, self.seed).forward for name in names}
+        orders = {name: MOST_ORDERS if _tied(self.base.maps[name]) else 1 for name in names}
+        counts = (len(self.task), min(MIN_SAMPLES, len(self.task)))
+        ways = [(masks, count) for count in counts for masks in (MASKS, MASKS // 2, MASKS // 4)]
+        for masks, count in (*ways, *((0, count) for count in counts)):
+            joined = few_cells(space, most_cells(masks)) if 8 * space.n_features > masks > 0 else None
+            seen, asked = space.n_features if joined is None else joined.count, list[str]()
+            table = masks > 0 and seen <= FEW  # all subsets: scores read them, too
+            free = table and joined is None
+            shared = 1 + repeats * (2**seen if table else masks)
+            if not free:
+                shared += score * (DRAWS + (masks > 0) * (1 if joined is None else MOST_ORDERS))
+            each = {name: cost + (0 if free else score * orders[name]) for name, cost in costs.items()}
+            left, needed = budget - count * shared, count * (shared + min(each.values()))
+            for name in names:
+                if count * each[name] <= left and len(asked) < most:
+                    asked.append(name)
+                    left -= count * each[name]
+            if asked:
+                break
+        # maps alone are cheap: where all fit, what is said of drift rests on every sample
+        if left < (len(self.task) - count) * (1 + sum(costs[name] for name in asked)):
+            self.task, self.rows = self.task[:count], None if self.rows is None else self.rows[:count]
+        self.some, self.masks = self.task[:count], masks
+        return asked, needed
+
+    def score(self, made: Explanation) -> Tensor:
         """Utility (N,) of maps: how much better than their own inverse they order removals."""
-        scores = self.metric(self.task, made, Key(self.seed) / self.metric.name, self.memo)
-        self.count(scores.cost)
-        return scores.utility.cpu()
+        key = Key(self.seed) / self.metric.name
+        return self.metric(self.some, made, key, self.memo).utility.cpu()
 
     def explained(self, name: str, task: Task) -> Explanation:
+        """Its maps of the samples of a task."""
         made: Explanation = self.base.made_by[name](task, Key(self.seed) / name)
-        self.count(made.cost)
         return made
 
-    def affordable(self, names: Sequence[str]) -> list[str]:
-        """The methods whose maps and scores fit the budget beside those of noise; else the cheapest."""
-        score = 2 * STEPS * self.task.fill.repeats_on(self.task)
-        cost = {}
-        for name in names:
-            one = cost_of_map(self.base.made_by[name], self.task[:1], self.seed)
-            cost[name] = len(self.task) * (one.forward + one.backward + score)
-        left, chosen = self.budget - DRAWS * len(self.task) * score, list[str]()
-        for name in names:
-            if cost[name] <= left:
-                chosen.append(name)
-                left -= cost[name]
-        return chosen or [min(names, key=lambda name: cost[name])]
-
-    def effects(self) -> Effects | None:
-        """The measured effects of the new model, in as many samples as fit what is left of the budget."""
-        features, left = self.task.space.n_features, self.budget - self.spent
-        repeats = self.task.fill.repeats_on(self.task)
-        ways = (2**features,) if features <= FEW else (MASKS, MASKS // 2, MASKS // 4)
-        for count, masks in ((count, masks) for count in (len(self.task), MIN_SAMPLES) for masks in ways):
-            if self._effects is None and count * masks * repeats <= left:
-                some = self.task[:count]
-                context = Context.begun(some.predictor, Key(self.seed) / "check" / "effects", self.memo)
-                self._effects = measured_effects(some, context, masks)
-                self.spent += self._effects.rows
-        return self._effects
+    def measure(self, asked: Sequence[str]) -> None:
+        """Measure effects, where masks fit, and score noise and what stands for grade 1."""
+        self.effects = None
+        if not asked:
+            return
+        if self.masks:
+            context = Context.begun(self.some.predictor, Key(self.seed) / "check" / "effects", self.memo)
+            self.effects = measured_effects(self.some, context, self.masks)
+            self.best = reference_scores(self.some, self.effects, self.metric, self.seed, self.memo)
+        key = Key(self.seed) / "check"
+        self.noise = torch.stack([self.score(Random()(self.some, key / draw)) for draw in range(DRAWS)])
 
     def method(self, name: str) -> Rechecked:
         """Ask all questions about one method."""
         made = self.made[name] = self.explained(name, self.task)
-        own = self.score(made)
-        if not self.noise:
-            for draw in range(DRAWS):
-                random = metric_noise(self.task, Key(self.seed) / "check" / draw, made)
-                self.noise.append(self.score(random))
-        grid = Grid.of(self.task)
+        made = made.take(slice(len(self.some)))
+        own, grid = self.score(made), Grid.of(self.some)
         units = torch.stack([win_units(own, one, grid.share, scale=grid.scale) for one in self.noise]).mean(0)
         side = int(settle(units, SHOWN, SHOWN).side)
-        won, before = float(units.mean()), self.base.grades[name]
-        effects, after, hides = self.effects(), None, ""
-        if effects is not None:
-            some = self.task[: len(effects.values)]
-            best, called = reference_scores(some, effects, self.metric, self.seed, self.memo)
-            noise = torch.stack(self.noise).mean(0)
-            after = grade(own[: len(some)], noise[: len(some)], best.cpu(), self.seed, called)
-            veto = hidden_feature(made.values[: len(some)], effects, some.space)
-            hides = veto.sentence if veto.fell else ""
-        less = before is not None and after is not None and after.high < before.low - FELL
-        status = (
-            "refuted"
-            if side < 0
-            else "hides a feature"
-            if hides
-            else "shows less"
-            if less
-            else "holds"
-            if side > 0
-            else "not decided"
-        )
-        words = {
-            "refuted": f"refuted: on the new model its maps lose to noise in {1 - won:.0%} of samples",
-            "hides a feature": f"{hides}",
-            "shows less": f"it shows {after} of the measured effects, {before} before",
-            "holds": f"holds: its maps beat noise in {won:.0%} of {len(own)} samples",
-            "not decided": f"not decided: its maps beat noise in {won:.0%} of {len(own)} samples",
-        }[status]
+        won, before, after = float(units.mean()), self.base.grades[name], None
+        status, words = "not decided", f"not decided: its maps beat noise in {won:.0%} of {len(own)} samples"
+        if side > 0:
+            status, words = "holds", f"holds: its maps beat noise in {won:.0%} of {len(own)} samples"
+        if self.effects is not None:
+            best, called = self.best
+            after = grade(own, self.noise.mean(0), best.cpu(), self.seed, called)
+            veto = hidden_feature(made.values, self.effects, self.some.space)
+            if before is not None and after.high < before.low - FELL:
+                status, words = "shows less", f"it shows {after} of the measured effects, {before} before"
+            if veto.fell:
+                status, words = "hides a feature", veto.sentence
+        elif side > 0:
+            words += "; hidden features were not looked for within the budget"
+        if side < 0:
+            status, words = "refuted", f"refuted: its maps lose to noise in {1 - won:.0%} of samples"
         if status == "not decided":
             needed = units_to_settle(units[None])
             words += f"; {f'about {needed:,}' if needed else 'more than 1,000'} samples would decide it"
-        elif status == "holds" and after is None:
-            words += "; hidden features were not looked for within the budget"
         return Rechecked(
             name, status, won, len(own), str(before or "-"), str(after or "-"), f"{name}: {words}."
         )
 
-    def shares_of(self, model: Any, names: Sequence[str]) -> dict[str, Tensor]:
-        """The shares of relevance of a retrained model."""
+    def shares_of(self, model: Any) -> dict[str, Tensor]:
+        """The shares of relevance of a retrained model, by method."""
         task = self.task.with_module(model) if isinstance(model, torch.nn.Module) else model
         if not isinstance(task, Task):
             raise InputError("others are torch modules, or tasks of the same samples")
-        spent = self.spent
-        found = {name: self.shares(self.explained(name, task).values) for name in names}
-        self.spent = spent  # the null is a matter of the old model, not of this check
-        return found
+        return {name: self.shares(self.explained(name, task).values) for name in self.made}
 
     def shares(self, values: Tensor) -> Tensor:
         """The share (N, F) of each feature, or block of neighbours, in all relevance of its sample."""
         sizes = values.detach().cpu().double().abs()
-        cells = few_cells(self.task.space, CELLS)
-        if cells is not None:
-            of = cells.of.cpu()
-            sizes = sizes.new_zeros(len(sizes), cells.count).index_add_(1, of, sizes)
+        if self.cells is not None:
+            joined = sizes.new_zeros(len(sizes), self.cells.count)
+            sizes = joined.index_add_(1, self.cells.of.cpu(), sizes)
         return sizes / sizes.sum(1, keepdim=True).clamp(min=1e-300)
 
-    def names(self) -> list[str]:
-        cells = few_cells(self.task.space, CELLS)
-        space = self.task.space if cells is None else cells.space
-        return [space.feature_name(i) for i in range(space.n_features)]
+    def groups(self, labels: Sequence[str]) -> dict[str, Tensor]:
+        """Which samples drift is told of: all, and where they are paired each class and group of eight."""
+        found = {"": torch.ones(len(self.task), dtype=torch.bool)}
+        if self.rows is None:
+            return found
+        if self.task.head not in ("regression", "generation"):
+            classes = self.task.targets.cpu()
+            found |= {f"class {one}": classes == one for one in classes.unique().tolist()}
+        known = labels[: len(self.task)]
+        found |= {f"group {one}": torch.tensor([own == one for own in known]) for one in dict.fromkeys(known)}
+        return {name: own for name, own in found.items() if not name or int(own.sum()) >= MIN_OF_CLASS}
+
+    def drift(
+        self, nulls: Sequence[Mapping[str, Tensor]], labels: Sequence[str]
+    ) -> tuple[tuple[Change, ...], float]:
+        """Which features gained or lost relevance, and the bound from which a change counts."""
+        space, paired = self.task.space, self.rows is not None
+        if space.valid is not None or space.per_sample:
+            return (), MOVED  # features of one sample are not those of another
+        groups = self.groups(labels)
+        parts = list(product(self.made, groups))
+        after = {name: self.shares(made.values) for name, made in self.made.items()}
+        before = {name: self.shares(maps) for name, maps in self.base.maps.items() if name in after}
+        if self.rows is not None:
+            before = {name: shares[self.rows] for name, shares in before.items()}
+        then = {(n, g): before[n][groups[g]] if paired else before[n] for n, g in parts}
+        was = {part: shares.mean(0) for part, shares in then.items()}
+        bounds = dict.fromkeys(parts, MOVED)
+        if nulls:
+            moves = [
+                [(null[n][groups[g]].mean(0) - was[n, g]).abs().max() for n, g in parts] for null in nulls
+            ]
+            bounds = dict(zip(parts, _bounds(torch.tensor(moves)), strict=True))
+        if self.cells is not None:
+            space = self.cells.space
+        found = list[Change]()
+        for name, group in parts:
+            new = after[name][groups[group]]
+            ends = _interval(then[name, group], new, paired, self.seed).tolist()
+            for i, (now, low, high) in enumerate(zip(new.mean(0).tolist(), *ends, strict=True)):
+                old = float(was[name, group][i])
+                moved = (low > 0 or high < 0) and abs(now - old) > bounds[name, group]
+                found.append(Change(name, group, space.feature_name(i), old, now, low, high, moved))
+        return tuple(found), next(iter(bounds.values()), MOVED)
 
 
-def metric_noise(task: Task, key: Key, like: Explanation) -> Explanation:
-    """Keyed noise in the place of maps."""
-    from veridical.core.key import normal
-
-    values = normal(key, task.draw_ids, 0, task.space.n_features, like.values.dtype)
-    return like.with_values(values)
+def _tied(maps: Tensor) -> bool:
+    """Whether features have the same relevance, not 0, so that scores are means over their orders."""
+    return any(len(own.unique()) < len(own) for own in (one[one != 0] for one in maps[:MIN_OF_CLASS]))
 
 
-def _drift(
-    run: _Run, names: Sequence[str], nulls: Sequence[Mapping[str, Tensor]], labels: Sequence[str] | None
-) -> tuple[tuple[Change, ...], float]:
-    """Which features gained or lost relevance, and the bound from which a change in all samples counts."""
-    task, rows = run.task, run.rows
-    if task.space.valid is not None or task.space.per_sample:
-        return (), MOVED  # features of one sample are not those of another
-    groups = {"": torch.ones(len(task), dtype=torch.bool)}
-    if rows is not None:
-        if task.head not in ("regression", "generation"):
-            classes = task.targets.cpu()
-            groups |= {f"class {one}": classes == one for one in classes.unique().tolist()}
-        for label in dict.fromkeys(labels or ()):
-            groups[f"group {label}"] = torch.tensor([one == label for one in labels or ()])
-    groups = {name: own for name, own in groups.items() if not name or int(own.sum()) >= MIN_OF_CLASS}
-    everything = [(name, group) for name in names for group in groups]
-    maps = run.base.maps
-    before = {name: run.shares(maps[name] if rows is None else maps[name][rows]) for name in names}
-    was = {(n, g): (before[n] if rows is None else before[n][groups[g]]).mean(0) for n, g in everything}
-    bounds = dict.fromkeys(everything, MOVED)
-    if nulls:
-        moves = torch.stack([_largest_moves(null, was, groups) for null in nulls])
-        bounds = dict(zip(everything, _bounds(moves), strict=True))
-    found = list[Change]()
-    for name, group in everything:
-        own, after = groups[group], run.shares(run.made[name].values)
-        old, new = before[name] if rows is None else before[name][own], after[own]
-        now, then = new.mean(0), was[name, group]
-        low, high = _interval(old, new, rows is not None, run.seed)
-        for i, feature in enumerate(run.names()):
-            ends = (float(low[i]), float(high[i]))
-            moved = (ends[0] > 0 or ends[1] < 0) and abs(float(now[i] - then[i])) > bounds[name, group]
-            found.append(Change(name, group, feature, float(then[i]), float(now[i]), *ends, moved))
-    return tuple(found), bounds[names[0], ""]
-
-
-def _largest_moves(null: Mapping[str, Tensor], was: Mapping[tuple[str, str], Tensor], groups: Any) -> Tensor:
-    """How far the share of any feature is from what it was, by method and group, in one retrained model."""
-    return torch.stack([(null[n][groups[g]].mean(0) - shares).abs().max() for (n, g), shares in was.items()])
-
-
-def _interval(old: Tensor, new: Tensor, paired: bool, seed: int) -> tuple[Tensor, Tensor]:
-    """The bootstrap interval of the change of mean shares; the same samples are drawn together."""
+def _interval(old: Tensor, new: Tensor, paired: bool, seed: int) -> Tensor:
+    """The bootstrap interval (2, F) of the change of mean shares; the same samples are drawn together."""
     dice = torch.Generator().manual_seed(seed)
 
     def means(shares: Tensor) -> Tensor:
@@ -534,9 +516,7 @@ def _interval(old: Tensor, new: Tensor, paired: bool, seed: int) -> tuple[Tensor
         return weights @ shares / len(shares)
 
     change = means(new - old) if paired else means(new) - means(old)
-    ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
-    low, high = change.quantile(ends, dim=0)
-    return low, high
+    return change.quantile(torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64), dim=0)
 
 
 def _bounds(moves: Tensor) -> list[float]:
