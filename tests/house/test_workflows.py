@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,29 @@ def test_tests_run_on_every_python_that_the_package_claims() -> None:
         if "Python :: 3." in line
     ]
     assert core["strategy"]["matrix"]["python"] == claimed
+
+
+@pytest.mark.slow
+def test_the_example_for_pull_requests_runs_in_a_clean_checkout(tmp_path: Path) -> None:
+    checkout, tools, summary = tmp_path / "checkout", tmp_path / "bin", tmp_path / "summary.md"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(checkout)], check=True)
+    tools.mkdir()
+    for name, words in (("python", ""), ("veridical", "-m veridical")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (tools / name).chmod(0o755)
+    env = {**os.environ, "GITHUB_STEP_SUMMARY": str(summary), "PYTHONPATH": str(checkout / "src")}
+    env["PATH"] = f"{tools}:{env['PATH']}"
+    (job,) = yaml.safe_load((ROOT / "examples/ci/explanations.yml").read_text())["jobs"].values()
+    install, *others = [step["run"] for step in job["steps"] if "run" in step]
+    assert install == "python -m pip install -c constraints.txt ."  # it downloads; the package is there
+    begun = time.monotonic()
+    for command in others:
+        done = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", command], cwd=checkout, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - begun < 300
+    assert summary.read_text().startswith("### Explanations: The explanations that were trusted still hold")
 
 
 @pytest.mark.slow

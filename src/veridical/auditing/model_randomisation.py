@@ -111,12 +111,9 @@ def given_models(task: Task, others: Sequence[Any]) -> Copies:
         raise InputError(
             f"others is a list of models of the same question, at least one; got {type(others).__name__}"
         )
-    own = task.predictor.source.module
-    codec, side = getattr(own, "codec", None), take_side(task.side, slice(0, 1))
-    output, rows = task.predictor.output, task.inputs if task.train is None else task.train
     made = []
     for number, other in enumerate(others):
-        module = adapt(other, lambda f, row: output(call(f, row, side)), task.inputs[:1], codec, rows)[0]
+        module = adapted(task, other)
         try:
             found, why = on(task, module).outputs, _degenerate(task, module)
         except (VeridicalError, RuntimeError, ValueError) as error:
@@ -127,6 +124,14 @@ def given_models(task: Task, others: Sequence[Any]) -> Copies:
             raise InputError(f"model {number} of others cannot distinguish maps: {why}")
         made.append(module.eval())
     return Copies(tuple(made), tuple(_factor(task, module) for module in made), "given")
+
+
+def adapted(task: Task, model: Any) -> nn.Module:
+    """Another model of any library as the module of this task."""
+    own, side = task.predictor.source.module, take_side(task.side, slice(0, 1))
+    output, rows = task.predictor.output, task.inputs if task.train is None else task.train
+    codec = getattr(own, "codec", None)
+    return adapt(model, lambda f, row: output(call(f, row, side)), task.inputs[:1], codec, rows)[0]
 
 
 def _copy(task: Task, make: Callable[[nn.Module, Key], nn.Module], key: Key) -> nn.Module:

@@ -18,6 +18,7 @@ from veridical.auditing.forecast import cost_of_map
 from veridical.auditing.grade import Grade, grade, reference_scores
 from veridical.auditing.hidden import hidden_feature
 from veridical.auditing.measured_effects import measured_effects
+from veridical.auditing.model_randomisation import adapted
 from veridical.auditing.result import Audit, without_nan
 from veridical.core.allowed import Within
 from veridical.core.files import pack_tensors, unpack_tensors, write_file
@@ -441,9 +442,8 @@ class _Run:
 
     def shares_of(self, model: Any) -> dict[str, Tensor]:
         """The shares of relevance of a retrained model, by method."""
-        task = self.task.with_module(model) if isinstance(model, torch.nn.Module) else model
-        if not isinstance(task, Task):
-            raise InputError("others are torch modules, or tasks of the same samples")
+        other = model.predictor.source.module if isinstance(model, Task) else model
+        task = self.task.with_module(adapted(self.task, other))
         return {name: self.shares(self.explained(name, task).values) for name in self.made}
 
     def shares(self, values: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -114,6 +114,9 @@ def status_of(verdict: Verdict) -> Status:
 def check(
     source: Source,
     against: Annotated[Path, typer.Option(help="The audit.json, or its folder, of the model before.")],
+    other: Annotated[
+        list[str] | None, typer.Option(help="A model trained like the old one, for the null. Repeat.")
+    ] = None,
     explainer: Explainers = None,
     budget: Annotated[
         int | None, typer.Option(help="Rows of the model; a tenth of the audit's by default.", min=1)
@@ -130,8 +133,9 @@ def check(
     """
     from veridical.report.check import junit, summary
 
-    task = as_audited(source, against).load()
-    found = vd.check(against, task, explainers=explainer, budget=budget)
+    chosen = as_audited(source, against)
+    others = [replace(chosen, model=model).load() for model in other or ()]
+    found = vd.check(against, chosen.load(), explainers=explainer, others=others, budget=budget)
     for sentence in found.sentences:
         say(sentence)
     texts = {
@@ -152,27 +156,21 @@ def as_audited(source: Source, against: Path) -> Source:
     """The options of an audit's own command, with those that are given now in their place."""
     place = against / "audit.json" if against.is_dir() else against
     try:
-        words = shlex.split(json.loads(read_file(place)).get("call", ""))
+        called = str(json.loads(read_file(place)).get("call", ""))
     except (OSError, ValueError) as error:
         raise StorageError.of("read", place, error) from error
-    spelled = {"-t": fields(Source)[0]} | {
-        f"--{option.name.replace('_', '-')}": option for option in fields(Source)
-    }
-    then: dict[str, Any] = {
-        spelled[word].name: True if spelled[word].name == "allow_code" else following
-        for word, following in zip(words, [*words[1:], ""], strict=True)
-        if word in spelled and spelled[word].name != "samples"
-    }
-    for name in ("data", "train"):
-        if name in then:
-            then[name] = Path(then[name])
-    if "output" in then:
-        then["output"] = int(then["output"])
-    given = {option.name: value for option in fields(Source) if (value := getattr(source, option.name))}
-    if not given.get("allow_code"):
-        then.pop("allow_code", None)  # code runs where it is allowed now
-    if "model" in given:
-        then.pop("task", None)
+
+    def named(values: Mapping[str, Any]) -> dict[str, Any]:
+        some = {option.name: values.get(option.name) for option in fields(Source)}
+        return {name: value for name, value in some.items() if value is not None and value is not False}
+
+    given, then = named(vars(source)), dict[str, Any]()
+    if called.startswith("veridical audit "):
+        own = cast(typer.core.TyperGroup, typer.main.get_command(app)).commands["audit"]
+        parsed = own.make_context("audit", shlex.split(called)[2:], resilient_parsing=True).params
+        # code runs where it is allowed now, and the audit took some of the samples itself
+        dropped = {"allow_code", "samples"} | ({"task"} if "model" in given else set())
+        then = {name: value for name, value in named(parsed).items() if name not in dropped}
     return Source(**{**then, **given})
 
 
