@@ -20,7 +20,7 @@ from veridical.cli.audit import as_audited
 from veridical.cli.sources import Source
 from veridical.errors import InputError
 from veridical.report.audit import write_folder
-from veridical.report.check import evidence_page, junit, model_card, summary
+from veridical.report.check import junit, model_card, summary
 
 torch.manual_seed(0)
 X = torch.randn(80, 6)
@@ -188,11 +188,14 @@ def test_what_build_systems_read(old: Audit) -> None:
     assert old.sentences[0].split()[0] in said
 
 
-def test_the_evidence_page_claims_no_compliance(old: Audit, tmp_path: Path) -> None:
-    text = evidence_page(old, tmp_path / "evidence.html").read_text()
+def test_the_evidence_page_claims_no_compliance(old: Audit, folder: Path) -> None:
+    for kind in ("evidence", "card"):
+        assert CliRunner().invoke(app, ["report", str(folder), "--format", kind]).exit_code == 0
+    text = (folder / "evidence.html").read_text()
     assert "no\nclaim of compliance" in text or "no claim of compliance" in text
     assert text.count("To be filled in") == 4
     assert "Signatures" in text
+    assert (folder / "model_card.md").read_text().split("---")[1] == model_card(old).split("---")[1]
 
 
 def test_the_command_takes_data_from_the_audit(tmp_path: Path) -> None:

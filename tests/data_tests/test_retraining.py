@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -151,6 +152,16 @@ def test_what_is_trained_is_kept_and_shared(tmp_path: Path) -> None:
     other = Retraining(counted, (X, -Y), TESTS, folder=tmp_path)
     other.lds(np.ones((5, 24)) * np.arange(24), 12)
     assert len(calls) == 27
+
+
+def test_other_frames_are_not_taken_for_those_of_the_folder(tmp_path: Path) -> None:
+    def fit(rows: np.ndarray) -> LinearRegression:
+        return LinearRegression().fit(pd.DataFrame(X[rows]), Y[rows])
+
+    tests = (pd.DataFrame(TESTS), pd.DataFrame(-TESTS))
+    first, other = (Retraining(fit, (pd.DataFrame(X), Y), one, folder=tmp_path) for one in tests)
+    kept = first.subsets(2)
+    assert not torch.equal(first.answers(kept), other.answers(kept))
 
 
 def test_trainings_draw_their_own_numbers_and_leave_the_callers() -> None:

@@ -320,13 +320,14 @@ def check(
         raise InputError(f"the audit does not trust {', '.join(unknown)}; it trusts {', '.join(base.maps)}")
     if not names:
         return Recheck(repr(task), (), (), MOVED, 0, 0, base.rows)
-    if groups is not None and len(groups) != len(task):
-        raise InputError(f"groups has {len(groups)} entries, expected {len(task)}: one per sample")
+    members = [] if groups is None else [str(group) for group in groups]
+    if groups is not None and len(members) != len(task):
+        raise InputError(f"groups has {len(members)} entries, expected {len(task)}: one per sample")
     if isinstance(task.fill, Marginal) and task.fill.repeats_on(task) > FILL_ROWS:
         task = task.with_fill(Summary(FILL_ROWS))
     rows, same = base.samples_of(task)
     place = {int(digest): i for i, digest in enumerate(task.draw_ids.tolist())}
-    labels = [] if groups is None else [str(groups[place[d]]) for d in same.draw_ids.tolist()]
+    labels = [members[place[digest]] for digest in same.draw_ids.tolist()] if members else []
     begun = task.predictor.meter.cost.rows
     run = _Run(base, same, rows, base.seed if seed is None else seed)
     most = METHODS if explainers is None else len(names)

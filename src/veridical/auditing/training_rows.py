@@ -17,7 +17,7 @@ from veridical.core.allowed import Between, Within
 from veridical.core.settings import checked
 from veridical.data.retraining import Retraining
 from veridical.errors import InputError
-from veridical.explainers.training_rows import random_rows, similarity
+from veridical.explainers.training_rows import similarity
 from veridical.functional import confidence_sequence, settle, spearman, units_to_settle
 from veridical.plots import COLOURS, axes
 
@@ -30,8 +30,6 @@ REFERENCE = "a linear model of measured outputs"
 CHANCE, LIKENESS = "chance", "likeness of the inputs"
 HARDLY = 0.1
 """A share of pairs this much smaller or larger than that of the control is hardly a difference."""
-NOISES = 8
-"""Random maps whose mean stands for a grade of 0."""
 
 
 @dataclass(frozen=True)
@@ -185,17 +183,7 @@ def audit_training_rows(
     lds = {name: spearman(values @ kept.T.double(), answers.T) for name, values in named.items()}
     wanted = len(kept) if reference is None else reference
     top = _reference(rows, wanted, share, kept, answers) if wanted else None
-    noise = torch.stack(
-        [
-            spearman(random_rows(answers.shape[1], rows.n_units, seed) @ kept.T.double(), answers.T)
-            for seed in range(NOISES)
-        ]
-    ).mean(0)
-    places = [
-        _place(name, units, scored.get(LIKENESS), lds[name], noise, top)
-        for name, units in scored.items()
-        if name in named
-    ]
+    places = [_place(name, scored[name], scored.get(LIKENESS), lds[name], top) for name in named]
     places.sort(key=lambda place: (place.status != "trusted", -np.nan_to_num(place.lds, nan=-2.0)))
     return RowsAudit(tuple(places), len(kept), answers.shape[1], named)
 
@@ -208,9 +196,7 @@ def _units(relevance: Tensor, kept: Tensor, answers: Tensor) -> Tensor:
     return ((1 + more * higher) / 2).mean(1)
 
 
-def _place(
-    name: str, units: Tensor, control: Tensor | None, lds: Tensor, noise: Tensor, top: Tensor | None
-) -> RowsPlace:
+def _place(name: str, units: Tensor, control: Tensor | None, lds: Tensor, top: Tensor | None) -> RowsPlace:
     tests = {CHANCE: units}
     if control is not None:
         tests[LIKENESS] = (1 + units - control) / 2
@@ -227,8 +213,9 @@ def _place(
     else:
         pairs = units_to_settle(together, SHOWN, SHOWN / len(tests))
         needed = None if pairs is None else 2 * pairs
+    # relevance that is noise scores 0 in expectation
     nothing = Grade(math.nan, math.nan, math.nan, REFERENCE)
-    shows = nothing if top is None else grade(lds, noise, top, name=REFERENCE)
+    shows = nothing if top is None else grade(lds, torch.zeros_like(lds), top, name=REFERENCE)
     ends = (float(units.mean()), float(low[0]), float(high[0]))
     return RowsPlace(name, word, *ends, float(lds.nanmean()), shows, sides, needed)
 

@@ -13,7 +13,9 @@ from veridical.cli.app import Status, app, end, say
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of an audit or a study, or a report.json.")],
-    format: Annotated[str, typer.Option("--format", "-f", help="html or md.")] = "html",
+    format: Annotated[
+        str, typer.Option("--format", "-f", help="html or md; of an audit also evidence or card.")
+    ] = "html",
     path: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where the page goes. [default: beside the results]")
     ] = None,
@@ -22,11 +24,18 @@ def report(
 
     Example: veridical report audit --format md
     """
+    from veridical.core.files import write_file
+    from veridical.report.check import evidence_page, model_card
     from veridical.report.rendering import write
     from veridical.report.verification import PAGES
 
     home = folder if folder.is_dir() else folder.parent
-    page = write(_contents(folder), path or home / PAGES.get(format, "report"), format)
+    if format == "evidence":
+        page = evidence_page(folder, path or home / "evidence.html")
+    elif format == "card":
+        page = write_file(path or home / "model_card.md", model_card(folder), private=False)
+    else:
+        page = write(_contents(folder), path or home / PAGES.get(format, "report"), format)
     say(f"report written to {page}")
 
 

@@ -119,22 +119,14 @@ def training_rows(
 
     Example: veridical training-rows recipe.py:rows maps.npz --allow-code
     """
-    import numpy as np
-
     from veridical.auditing import audit_training_rows
+    from veridical.data.files import read_maps
 
     found = import_attribute(recipe, allow_code)
     rows = found() if callable(found) else found
     if not isinstance(rows, vd.data.Retraining):
         raise InputError(f"{recipe} is a {type(rows).__name__}; expected a vd.data.Retraining")
-    try:
-        with np.load(maps, allow_pickle=False) as file:
-            given = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{maps} is no .npz of arrays ({error}); np.savez({maps.name!r}, name=map) writes one"
-        ) from error
-    audit = audit_training_rows(rows, given, retrainings, share)
+    audit = audit_training_rows(rows, read_maps(maps), retrainings, share)
     for line in repr(audit).splitlines():
         say(line)
     _tables(folder, training_rows=audit.to_frame())

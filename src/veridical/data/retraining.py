@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from veridical.core.allowed import MANY, Between, Count, Within
-from veridical.core.key import Key, subsets, uniform
+from veridical.core.key import Key, permutation, subsets
 from veridical.core.settings import checked
 from veridical.core.space import Space
 from veridical.errors import InputError, ShapeError
+from veridical.explainers.adapters import seeded
 from veridical.functional import spearman
 from veridical.jobs import Store, content_hash, resume
 from veridical.values.content_hash import hash_tensors
@@ -112,14 +113,12 @@ class Retraining:
         self._executor, self._progress = executor, progress
         self._store = None if folder is None else Store(folder)
         self._found: dict[str, Tensor] = {}
-        about: dict[str, Tensor | None] = {
-            "tests": None if targets is None else as_tensor(targets, "targets")
-        }
+        given = {"train": None if isinstance(rows, int) else rows, "labels": labels}
+        given |= {"tests": inputs, "targets": targets}
+        about = {name: content(value, name) for name, value in given.items()}
         frames = hasattr(rows, "columns") or hasattr(inputs, "columns")
-        self.train_inputs = None if isinstance(rows, int) or frames else as_tensor(rows, "train")
-        self.train_labels = None if labels is None else as_tensor(labels, "labels")
-        self.test_inputs = None if frames else as_tensor(inputs, "tests")
-        about |= {"train": self.train_inputs, "labels": self.train_labels, "inputs": self.test_inputs}
+        self.train_inputs, self.train_labels = None if frames else about["train"], about["labels"]
+        self.test_inputs = None if frames else about["tests"]
         self._about = (described(fit), count, hash_tensors(about).hexdigest(), seed)
         whole = Task(fit_alone(fit, Training(np.arange(count), seed)), inputs, targets=targets)
         self.head, self.targets, self._outputs_each = whole.head, whole.targets.cpu(), whole.n_outputs
@@ -283,9 +282,8 @@ class Retraining:
         if not shares:
             raise InputError("shares is empty; give one at least, such as (0.0, 0.5)")
         mean = self.maps(maps).mean(0)
-        decides = uniform(Key(self.seed) / "training rows" / "ties", torch.zeros(1).long(), 0, len(mean))[0]
-        order = torch.from_numpy(np.lexsort((decides.numpy(), -mean.numpy())))
-        rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+        order = permutation(Key(self.seed) / "removed rows", torch.zeros(1).long(), 0, len(mean))[0]
+        rank = order[(-mean[order]).argsort(stable=True)].argsort()
         counts = torch.tensor([round(share * self.n_units) for share in shares])
         return self.answers(rank >= counts[:, None]).mean(1)
 
@@ -308,23 +306,24 @@ def described(fit: Callable[..., Any]) -> str:
     return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner))}{given}"
 
 
+def content(values: Any, name: str) -> Tensor | None:
+    """What was given as a tensor; of a data frame the digests of its rows."""
+    if not hasattr(values, "columns"):
+        return None if values is None else as_tensor(values, name)
+    from pandas.util import hash_pandas_object
+
+    return torch.from_numpy(hash_pandas_object(values).to_numpy().view(np.int64).copy())
+
+
 def fit_alone(fit: Callable[[np.ndarray], Any], training: Training) -> Any:
     """Train with random numbers that follow the training alone; those of the caller stay as they were."""
-    before = np.random.get_state()  # noqa: NPY002 (estimators draw from it)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(training.seed)
-        np.random.seed(training.seed % 2**32)  # noqa: NPY002
-        try:
-            return fit(training.rows)
-        finally:
-            np.random.set_state(before)  # noqa: NPY002
+    with seeded(Key(training.seed)):
+        return fit(training.rows)
 
 
 def outputs_of(fit: Callable[[np.ndarray], Any], inputs: Any, training: Training) -> Tensor:
     """Outputs (T, C) of a model trained on some rows."""
-    model = fit_alone(fit, training)
-    task = Task(model, inputs, targets=0)
-    return task.outputs.detach().cpu()
+    return Task(fit_alone(fit, training), inputs, targets=0).outputs.detach().cpu()
 
 
 def read(outputs: Tensor, targets: Tensor, head: str, scale: Scale) -> Tensor:
