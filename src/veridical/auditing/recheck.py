@@ -81,15 +81,17 @@ class Baseline:
         if not isinstance(old, Audit):
             return cls.load(old)
         held = old.evaluation.explanations
-        grades = {p.explainer: p.grade for p in old.ranking if p.trusted and _repeatable(held[p.explainer])}
-        made = {name: held[name] for name in grades}
-        count = min((len(one.values) for one in made.values()), default=0)
+        places = {place.explainer: place for place in old.ranking if place.trusted}
+        made_by = {name: made for name in places if (made := _made_by(held[name])) is not None}
+        count = min((len(held[name].values) for name in made_by), default=0)
         none = torch.zeros(0, dtype=torch.int64)
-        targets, draw_ids = next(((one.targets, one.draw_ids) for one in made.values()), (none, none))
+        targets, draw_ids = next(
+            ((held[name].targets, held[name].draw_ids) for name in made_by), (none, none)
+        )
         return cls(
-            {name: one.values[:count].cpu() for name, one in made.items()},
-            {name: explainer_from_json(one.provenance["explainer"]) for name, one in made.items()},
-            grades,
+            {name: held[name].values[:count].cpu() for name in made_by},
+            made_by,
+            {name: places[name].grade for name in made_by},
             targets[:count].cpu(),
             draw_ids[:count].cpu(),
             old.seed,
@@ -135,13 +137,12 @@ class Baseline:
         return rows, same if same.head == "regression" else same.with_targets(self.targets[rows])
 
 
-def _repeatable(made: Explanation) -> bool:
-    """Whether the method can be made again by its name: one of ours, not a function or finished maps."""
+def _made_by(made: Explanation) -> Explainer | None:
+    """The method by its name: one of ours; a function or finished maps cannot be made again."""
     try:
-        explainer_from_json(made.provenance["explainer"])
+        return explainer_from_json(made.provenance["explainer"])
     except (KeyError, VeridicalError):
-        return False
-    return True
+        return None
 
 
 @dataclass(frozen=True)
