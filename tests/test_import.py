@@ -36,10 +36,12 @@ fills tasks gef qge fidelity concepts meta dictionaries
 """
 
 
-def loaded(code: str) -> list[str]:
+def loaded(code: str, *given: str) -> list[str]:
     """Which heavy packages a fresh interpreter has loaded after this code."""
     env = {"PYTHONPATH": str(Path(vd.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", code, *given], capture_output=True, text=True, env=env, check=False
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout.split()
 
@@ -50,6 +52,27 @@ def test_importing_loads_nothing_heavy() -> None:
 
 def test_explaining_and_scoring_load_nothing_heavy_either() -> None:
     assert loaded(USE) == []
+
+
+BARE = """
+import sys
+from pathlib import Path
+sys.modules |= dict.fromkeys(("PIL", "matplotlib", "skimage", "transformers", "captum", "shap", "tokenizers"))
+import torch
+import veridical as vd
+from veridical.cli.app import save_plot
+from veridical.report.audit import write_audit
+task = vd.tasks.load("digits", samples=24)
+audit = vd.audit(task, explainers=["gradient"], effort="glance", progress=False)
+page = write_audit(audit, Path(sys.argv[1]) / "page.html").read_text()
+assert "image/png" in page
+save_plot(lambda: vd.explain("gradient", task).plot(), Path("drift.png"))
+"""
+
+
+def test_audits_and_their_reports_need_no_extra(tmp_path: Path) -> None:
+    said = loaded(BARE, str(tmp_path))
+    assert " ".join(said).startswith("drift.png is left out: this needs the package 'matplotlib'")
 
 
 def test_the_root_has_24_names() -> None:

@@ -20,7 +20,7 @@ from rich.text import Text
 import veridical as vd
 from veridical.cli.sources import Explainers, Maps, Metrics, Seed, Source, with_maps, with_options
 from veridical.core.files import write_file
-from veridical.errors import InputError, VeridicalError, VeridicalWarning, visible
+from veridical.errors import InputError, MissingExtraError, VeridicalError, VeridicalWarning, visible
 from veridical.plots import pyplot
 from veridical.report.evaluation import save_explanation, shown_samples, strongest, write_explanation
 from veridical.values.tables import (
@@ -259,6 +259,14 @@ def save_figure(figure: Any, path: Path) -> Path:
     content = io.BytesIO()
     figure.savefig(content, dpi=120, format=path.suffix.removeprefix(".") or "png")
     return write_file(path, content.getvalue(), private=False)
+
+
+def save_plot(draw: Callable[[], Any], path: Path) -> None:
+    """Write the figure of the axes that are drawn; where nothing can draw, say so: all else is written."""
+    try:
+        save_figure(draw().figure, path)
+    except MissingExtraError as error:
+        say(f"{path.name} is left out: {error}")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import veridical as vd
 from veridical.auditing import EFFORTS, Audit
 from veridical.auditing.candidates import CRITERIA
 from veridical.auditing.verdict import Verdict
-from veridical.cli.app import Status, app, end, print_table, save_figure, say
+from veridical.cli.app import Status, app, end, print_table, save_plot, say
 from veridical.cli.sources import Explainers, Folder, Maps, Seed, Source, with_maps, with_options
 from veridical.core.files import read_file, write_file
 from veridical.errors import StorageError
@@ -147,7 +147,7 @@ def check(
         write_file(folder / name, text, private=False)
     write_csv(found.drift(), folder / "drift.csv")
     if found.changes:
-        save_figure(found.plot().figure, folder / "drift.png")
+        save_plot(found.plot, folder / "drift.png")
     say(f"check.json, junit.xml, summary.md and drift.csv are in {folder}")
     end(Status(found.status))
 

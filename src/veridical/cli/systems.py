@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import veridical as vd
-from veridical.cli.app import Status, app, end, parse_json, print_table, save_figure, say
+from veridical.cli.app import Status, app, end, parse_json, print_table, save_figure, save_plot, say
 from veridical.cli.sources import AllowCode, Explainers, Folder, Metrics, Seed, Source, with_options
 from veridical.data.model_files import import_attribute
 from veridical.errors import InputError
@@ -130,7 +130,7 @@ def training_rows(
     for line in repr(audit).splitlines():
         say(line)
     _tables(folder, training_rows=audit.to_frame())
-    save_figure(audit.plot().figure, folder / "training_rows.png")
+    save_plot(audit.plot, folder / "training_rows.png")
     say(f"table and picture are in {folder}")
     words = [place.status for place in audit.places]
     end(Status.GOOD if audit.best else Status.OPEN if "not decided" in words else Status.FINDING)
@@ -185,7 +185,7 @@ def benchmark(
     _tables(folder, reliability=result.to_frame(), by_category=vd.meta.by_category(result))
     if len(result.metrics) > 1:
         _tables(folder, pairs=result.compare())
-    save_figure(result.plot()[0, 0].figure, folder / "areas.png")
+    save_plot(lambda: result.plot()[0, 0], folder / "areas.png")
     result.save(folder / SCORES)
     _done(folder, result)
 
@@ -208,7 +208,7 @@ def damage(
     chosen = source.load()
     found = vd.meta.planted_damage(chosen, metric or METRICS, reference=reference, seed=seed)
     _tables(folder, damage=found.to_frame())
-    save_figure(found.plot().figure, folder / "damage.png")
+    save_plot(found.plot, folder / "damage.png")
     rows = []
     for label, tested in found.metrics.items():
         mean, low, high = tested.mean()
@@ -238,7 +238,7 @@ def search(
     values = parse_json(settings, '{"runs": [20, 100]}', lambda values: isinstance(values, list))
     best, result = vd.meta.search_settings(chosen, metric, values, seed=seed, **trial.options())
     _tables(folder, settings=result.to_frame())
-    save_figure(vd.meta.plot_settings(result).figure, folder / "settings.png")
+    save_plot(lambda: vd.meta.plot_settings(result), folder / "settings.png")
     _done(folder, result)
     say(f"most reliable: {json.dumps(best.to_json())}")
 
@@ -300,5 +300,5 @@ def dictionaries(
     ]
     print_table(SHOWN, rows, left="best random, verdict")
     found.save(folder)
-    save_figure(made.plot_trust(found).figure, folder / "trust.png")
+    save_plot(lambda: made.plot_trust(found), folder / "trust.png")
     say(f"written to {folder}: trust.csv, means.csv, readings.csv, about.json, trust.png")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
+from struct import pack
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -382,9 +382,14 @@ def _address(pixels: Tensor, palette: bytes | None) -> str:
 
 def encode(pixels: Tensor, palette: bytes | None = None) -> bytes:
     """Bytes of a PNG file: indices (H, W) into a palette, or colours (H, W, 3)."""
-    image = Image.fromarray(pixels.numpy())
-    if palette is not None:
-        image.putpalette(palette)
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=9)
-    return file.getvalue()
+    height, width = pixels.shape[:2]
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return pack(">I", len(data)) + kind + data + pack(">I", zlib.crc32(kind + data))
+
+    head = pack(">2I5B", width, height, 8, 2 if palette is None else 3, 0, 0, 0)
+    # every line begins with the number of its filter: 0 for none
+    lines = np.pad(pixels.numpy().reshape(height, -1), ((0, 0), (1, 0))).tobytes()
+    colours = b"" if palette is None else chunk(b"PLTE", palette)
+    parts = (chunk(b"IHDR", head), colours, chunk(b"IDAT", zlib.compress(lines, 9)), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
