@@ -10,7 +10,7 @@ from __future__ import annotations
 # fmt: off
 
 TABLE: dict[str, tuple[str, str]] = {
-    "veridical.explainers.adapters": ("", "BoundExplainer CaptumExplainer FinishedMaps FunctionExplainer ShapExplainer ZennitExplainer adapted explained_output finished from_captum from_shap from_zennit seeded"),
+    "veridical.explainers.adapters": ("", "BoundExplainer CaptumExplainer FinishedMaps FunctionExplainer OfOneModel ShapExplainer ZennitExplainer adapted explained_output finished from_captum from_shap from_zennit seeded"),
     "veridical.explainers.attention": ("attention_rollout gradient_x_attention", "AttentionExplainer AttentionRollout AttentionWeights GradientXAttention run"),
     "veridical.explainers.backprop": ("deconvolution guided_backprop", "Deconvolution GuidedBackprop Rectifiers"),
     "veridical.explainers.base": ("", "Explainer applicable as_explainer keep_outputs register selected"),
@@ -40,7 +40,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "veridical.fidelity.metrics": ("ffid_minus ffid_plus fid_minus fid_plus rfid_minus rfid_plus", ""),
     "veridical.gef.iso_gef": ("gef_iso", ""),
     "veridical.gef.metric": ("fast_gef gef", ""),
-    "veridical.metrics.axiomatic.completeness": ("completeness", "Completeness Everything total_relevance"),
+    "veridical.metrics.axiomatic.completeness": ("completeness", "Completeness total_relevance"),
     "veridical.metrics.axiomatic.input_invariance": ("input_invariance", "Compensated InputInvariance distance_and_size shifted"),
     "veridical.metrics.axiomatic.non_sensitivity": ("non_sensitivity", "NonSensitivity disagreements"),
     "veridical.metrics.base": ("", "AnyMetric ExplainerMetric Metric Outcome RankingMetric applicable register"),
