@@ -398,9 +398,8 @@ def test_curves_name_what_is_asked(both):
     net, words = both
     for wanted, label in (("log_probability", "log-probability"), ("entropy", "entropy, sign turned")):
         task = vd.models.Generation(net, words, TEXTS, [" dog", " cake"], questions=QUESTIONS, wanted=wanted)
-        for name in ("deletion", "comprehensiveness"):
-            scores = vd.score(name, task, "random")
-            assert scores.curve is None or label in scores.curve.y_label
+        for name in ("deletion", "comprehensiveness", "fid_plus", "monotonicity"):
+            assert label in vd.score(name, task, "random").curve.y_label
 
 
 def test_gates_of_a_model_in_half_precision_keep_their_digits(both):

@@ -125,7 +125,8 @@ class AnyMetric(Settings):
         if task.head == "generation" and curve is not None:
             model = task.predictor.source.module
             asks = getattr(getattr(model, "module", model), "asks", "log-probability")
-            curve = replace(curve, y_label=re.sub(r"\bprobability|\blogit", asks, curve.y_label))
+            scale = r"\b(?:probability|logit|indicator)\b"
+            curve = replace(curve, y_label=re.sub(scale, asks, curve.y_label))
         scores = Scores(
             outcome.values,
             self.better,
