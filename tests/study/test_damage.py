@@ -188,10 +188,12 @@ def test_a_changed_study_file_is_found_and_resume_says_so(folder: Path, caplog) 
     assert "lacks its study.yaml" in studies.verify(folder).problems[0]
 
 
-@pytest.mark.parametrize("data", [{}, [], {"name": 3}, "text", {"shard_size": "x"}, {"seeds": [1]}])
+@pytest.mark.parametrize("data", [{}, [], {"name": 3}, "text", {"shard_size": "x"}, {"seeds": [1]}, 10**30])
 def test_a_plan_of_odd_content_is_a_sentence(folder: Path, data: Any) -> None:
     whole = json.loads((folder / "plan.json").read_text())["data"]
     changed = {**whole, **data} if isinstance(data, dict) and data else data
+    if isinstance(data, int):  # more rows than anybody can count through
+        changed = {**whole, "tasks": [{**whole["tasks"][0], "samples": data}], "shard_size": 2}
     (folder / "plan.json").write_bytes(files.pack_json(changed, "plan", FORMAT))
     assert "plan.json is damaged" in studies.verify(folder).problems[0]
     assert resume(folder).status().complete

@@ -22,7 +22,7 @@ from veridical.jobs import Job, Store, content_hash
 from veridical.metrics import AnyMetric, Metric
 from veridical.study.preparations import preparations
 from veridical.study.resolve import identify, identify_task, load_task, make_explainer, make_metric
-from veridical.study.spec import Frozen
+from veridical.study.spec import Frozen, Positive
 from veridical.study.study_file import Choice, StudyFile, expand
 from veridical.values.task import Task
 
@@ -46,8 +46,8 @@ class PlannedTask(Planned):
     """A task with the digest of its content, and which explainers draw on it at random."""
 
     digest: str
-    samples: int
-    rows: int
+    samples: Positive
+    rows: Positive
     draws: dict[str, bool]
 
 
@@ -123,7 +123,7 @@ class StudyPlan(Frozen):
     metrics: tuple[PlannedThing, ...]
     seeds: tuple[int, ...]
     threads: int
-    shard_size: int | None = None
+    shard_size: Positive | None = None
     device: str | None = None
     keep_explanations: bool = True
     skipped: tuple[dict[str, str], ...] = ()
