@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import veridical as vd
 import veridical.cli.report
 from veridical.auditing import Audit
 from veridical.cli.app import app
-from veridical.errors import InputError
+from veridical.errors import FormatError, InputError
 from veridical.report.audit import write_folder
-from veridical.report.rendering import render, save
+from veridical.report.rendering import read, render, save
 from veridical.report.verification import model_name, verify_report
 
 runner = CliRunner()
@@ -103,6 +104,19 @@ def test_a_changed_report_has_another_checksum(folder: Path, part: str, name: st
     told = runner.invoke(app, ["verify", str(folder)])
     assert told.exit_code == 1
     assert "report.json was changed" in told.output
+
+
+def test_a_report_of_odd_content_is_a_finding_and_no_page(folder: Path) -> None:
+    whole = json.loads((folder / "report.json").read_text())
+    for name in whole:
+        if name in ("kind", "checksums", "version"):
+            continue
+        (folder / "report.json").write_text(json.dumps({**whole, name: 3}))
+        assert verify_report(folder), name
+        with suppress(FormatError):
+            render(read(folder))
+    (folder / "report.json").write_text(json.dumps({**whole, "format": "x"}))
+    assert "which format" in verify_report(folder)[0]
 
 
 @pytest.mark.parametrize("left", ["no checksums", "nothing"])

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from veridical._version import __version__
-from veridical.core.files import read_file, write_file
+from veridical.core.files import read_file, understood, write_file
 from veridical.errors import FormatError, InputError, visible
 from veridical.report import charts
 from veridical.report.charts import number
@@ -58,6 +58,8 @@ def read(path: str | Path) -> dict[str, Any]:
         raise FormatError(f"{path} is not the contents of a report: {error}") from error
     if not isinstance(contents, dict) or contents.get("kind") not in KINDS:
         raise FormatError(f"{path} is not the contents of a report")
+    if not isinstance(contents.get("format", 0), int):
+        raise FormatError(f"{path} does not say which format it has")
     if contents.get("format", 0) > FORMAT:
         raise FormatError(f"{path} has format {contents['format']}, this version reads up to {FORMAT}")
     return contents
@@ -75,8 +77,10 @@ def render(contents: Mapping[str, Any], format: str = "html", own: Path | None =
     from jinja2 import UndefinedError
 
     frame = {"style": style, "script": script, "policy": policy(style, script)}
+    template = environment(format, own).get_template(name)
     try:
-        page: str = environment(format, own).get_template(name).render({**contents, **frame})
+        with understood("a report's contents"):
+            page: str = template.render({**contents, **frame})
     except UndefinedError as error:
         raise FormatError(f"the contents lack something that a report shows: {error}") from error
     return re.sub(r"\n{3,}", "\n\n", page) if format == "md" else page

@@ -154,10 +154,14 @@ def _pages(folder: Path, contents: Mapping[str, Any]) -> list[str]:
         return [
             f"{p.name} was drawn by veridical {made}, which alone can draw it again" for p in there.values()
         ]
+    try:
+        pages = {path: render(contents, format).encode() for format, path in there.items()}
+    except FormatError as error:
+        return [str(error)]
     return [
         f"{path.name} is not the page of report.json"
-        for format, path in there.items()
-        if read_file(path) != render(contents, format).encode()
+        for path, page in pages.items()
+        if read_file(path) != page
     ]
 
 
