@@ -106,18 +106,6 @@ def test_no_concept_lies_where_there_are_no_rows(name):
     assert float(outside.abs().max()) < 1e-6 * float(concepts.vectors.abs().max())
 
 
-def test_planted_parts_are_found_whatever_their_order_and_ties():
-    """Four parts, each row one of them: every method of parts finds exactly these."""
-    rows = torch.nn.functional.one_hot(torch.arange(48) % 4, 12).double() * 2
-    only = Head(draw(1, 1, 12), torch.zeros(1), "regression")
-    for name in ("nmf", "ice", "kmeans"):
-        for order in (torch.arange(48), torch.arange(47, -1, -1)):
-            concepts = METHODS[name](n_concepts=4).fit(Embeddings.of(rows[order], only), only)
-            unit = torch.nn.functional.normalize(concepts.vectors[0], dim=-1)
-            assert torch.allclose(unit[:, :4].amax(0), torch.ones(4, dtype=torch.float64), atol=1e-6)
-            assert vd.concepts.judge(concepts, Embeddings.of(rows, only), only).mae < 1e-6
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_rows_that_are_all_zero_hold_no_concepts(name):
     given = Embeddings.of(torch.zeros(30, 12), head())

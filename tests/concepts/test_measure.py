@@ -19,7 +19,6 @@ from veridical.concepts import (
     random_importances,
 )
 from veridical.concepts.sanity_check import sanity
-from veridical.errors import InputError
 
 
 def inner(h, vectors):
@@ -126,8 +125,6 @@ def test_scores_and_frames(head, test):
     assert scores.mean() == pytest.approx(found.mae)
     assert len(found.to_frame()) == 40
     assert "SURF_MAE" in repr(found)
-    with pytest.raises(InputError, match="no measure is called"):
-        found.scores("maee")
 
 
 def test_duplicates_share_their_weight_in_coordinates(head, test):

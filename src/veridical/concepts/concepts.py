@@ -204,16 +204,12 @@ def _check_vectors(vectors: Tensor, reading: Reading) -> None:
     if len(zero):
         output, concept = zero[0].tolist()
         raise InputError(f"concept {concept} of output {output} is a zero vector ({len(zero)} in all)")
-    if vectors.shape[1] > vectors.shape[2]:
-        problem = f"{vectors.shape[1]} concepts in {vectors.shape[2]} dimensions: more than can be told apart"
-        warn(problem)
     unit = vectors / lengths[..., None]
     alike = ((unit @ unit.mT).triu(1) > 1 - 1e-9).nonzero()
     if len(alike) and reading == "project":
         output, first, second = alike[0].tolist()
         problem = f"concepts {first} and {second} of output {output} are the same direction, which 'project' "
-        problem += "counts twice; reading='coordinates' shares it between them"
-        warn(problem)
+        warn(problem + "counts twice; reading='coordinates' shares it between them")
 
 
 # --- heads that read a flattened map ---------------------------------------------------------------------

@@ -466,8 +466,6 @@ def error_split(concepts: Concepts, train: Embeddings, test: Embeddings, head: H
 
 
 def _check(concepts: Concepts, embeddings: Embeddings, head: Head, positions: str) -> None:
-    if positions not in ("pooled", "each"):
-        raise InputError(f"positions are 'pooled' or 'each'; got {positions!r}")
     if positions == "each" and not embeddings.spatial:
         raise InputError("positions='each' needs embeddings with positions: collect with spatial=True")
     if concepts.n_outputs != head.n_outputs:

@@ -12,9 +12,6 @@ from veridical.concepts.embeddings import Embeddings, Head
 from veridical.errors import InputError, ShapeError
 from veridical.plots import COLOURS, as_image, axes, pyplot
 
-SMALL = 48
-"""Pixels below which a patch is smoothed."""
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -51,7 +48,6 @@ def concept_grid(
     output: int = 0,
     patches: int = 6,
     most: int = 5,
-    figure: Figure | None = None,
     names: Sequence[str] | None = None,
 ) -> Figure:
     """One output's concepts: the patches that activate each most, its importance, and its logits.
@@ -68,8 +64,6 @@ def concept_grid(
         Whose concepts are shown.
     patches, most
         Patches of a concept, and concepts, at most.
-    figure
-        Where to draw.
     names
         Names of the outputs.
 
@@ -90,8 +84,7 @@ def concept_grid(
     if not len(order):
         raise InputError(f"output {output} has no concepts: {concepts.flags.get(output, 'none were found')}")
     shown = min(patches, len(embeddings))
-    if figure is None:
-        figure = pyplot().figure(figsize=(shown + 5.4, len(order) + 0.9), layout="constrained")
+    figure = pyplot().figure(figsize=(shown + 5.4, len(order) + 0.9), layout="constrained")
     grid = figure.add_gridspec(len(order), shown + 5)
     samples, where = strongest(concepts, embeddings, output, shown)
     for row, k in enumerate(order.tolist()):
@@ -114,8 +107,7 @@ def _show_patch(ax: Axes, image: Tensor, where: int, grid: tuple[int, int] | Non
     channels = whole[None] if whole.dim() == 2 else whole.movedim(-1, 0)
     part = patch(channels, where, grid).movedim(0, -1).squeeze(-1)
     # a dozen pixels are a mosaic that the eye cannot read
-    smooth = "bilinear" if len(part) < SMALL else "antialiased"
-    ax.imshow(part.numpy(), interpolation=smooth, cmap="gray", vmin=0, vmax=1)
+    ax.imshow(part.numpy(), interpolation="bilinear", cmap="gray", vmin=0, vmax=1)
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
 

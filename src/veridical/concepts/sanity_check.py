@@ -151,9 +151,6 @@ class SanityTable:
         table = text_table(["Setting", "Measure", *(LABELS[c] for c in COLUMNS)], lines)
         return f"{title}\n{table}\nstrictly worse with more randomness, share of draws: {'; '.join(orders)}"
 
-    def _repr_html_(self) -> str:
-        return self.to_frame().to_html(index=False)
-
 
 @checked
 def sanity(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import torch
@@ -153,8 +153,6 @@ class Bench:
     """Seed of the parts and of GEF's draws."""
     trained: dict[tuple[Recipe, Key], Dictionary] = field(default_factory=dict, repr=False)
     """Dictionaries trained on the train rows, since several others begin with them."""
-    chances: dict[int, float] = field(default_factory=dict, repr=False)
-    """The MCC of as many random atoms."""
 
     def __post_init__(self) -> None:
         if len(self.task) < 2 * self.parts:
@@ -325,13 +323,17 @@ class Subject:
         if planted is None:
             return {}
         atoms = self.dictionary.decoder
-        if len(atoms) not in bench.chances:
-            bench.chances[len(atoms)] = chance_mcc(len(atoms), planted.directions)
         fires = bench.task.inputs > 0
-        return truth_scores(atoms, self.codes, planted.directions, fires, bench.chances[len(atoms)])
+        return truth_scores(atoms, self.codes, planted.directions, fires, chance_of(len(atoms), planted))
 
     def _codes(self, rows: Tensor) -> Tensor:
         return torch.cat([self.dictionary.encode(part) for part in rows.split(8192)])
+
+
+@lru_cache
+def chance_of(width: int, planted: Superposition) -> float:
+    """The MCC of as many random atoms."""
+    return chance_mcc(width, planted.directions)
 
 
 def check_origin(dictionary: Dictionary, bench: Bench) -> None:

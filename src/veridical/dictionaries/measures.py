@@ -47,8 +47,7 @@ def active_atoms(subject: Subject) -> Tensor:
 
 def dead_atoms(subject: Subject) -> Tensor:
     """The share of atoms that are active in no row of a part."""
-    active = _by_part(subject)
-    return (active == 0).double().mean(1)
+    return (_by_part(subject) == 0).double().mean(1)
 
 
 def dense_atoms(subject: Subject) -> Tensor:

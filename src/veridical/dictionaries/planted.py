@@ -163,11 +163,6 @@ def chance_mcc(width: int, features: Tensor, seed: int = 0, draws: int = 4) -> f
     return sum(mcc(own, features.cpu()) for own in atoms) / draws
 
 
-def above_chance(value: float, chance: float) -> float:
-    """0 at chance, 1 at the truth."""
-    return (value - chance) / (1 - chance)
-
-
 def truth_scores(
     atoms: Tensor, codes: Tensor, features: Tensor, fires: Tensor, chance: float | None = None
 ) -> dict[str, float]:
@@ -185,10 +180,10 @@ def truth_scores(
     Returns
     -------
     dict
-        `mcc` is above chance; precision, recall and F1 say whether matched atoms are active where their
-        features are (means over matched pairs whose feature fires at all); `uniqueness` is the share of live
-        atoms whose nearest feature no other live atom is nearest to; `recovered` is the share of features
-        with an atom of cosine >= 0.9.
+        `mcc` is above chance (0 there, 1 at the truth); precision, recall and F1 say whether matched atoms
+        are active where their features are (means over matched pairs whose feature fires at all);
+        `uniqueness` is the share of live atoms whose nearest feature no other live atom is nearest to;
+        `recovered` is the share of features with an atom of cosine >= 0.9.
     """
     if codes.shape != (len(fires), len(atoms)) or fires.shape[1] != len(features):
         shapes = f"codes {tuple(codes.shape)} and firing {tuple(fires.shape)}"
@@ -209,7 +204,7 @@ def truth_scores(
     nearest = near[live].argmax(1)
     alone = torch.bincount(nearest, minlength=len(features))[nearest] == 1
     return {
-        "mcc": above_chance(float(cosine.sum() / len(features)), chance),
+        "mcc": (float(cosine.sum() / len(features)) - chance) / (1 - chance),
         "precision": float(precision),
         "recall": float(recall),
         "f1": float(f1),
