@@ -180,7 +180,7 @@ def test_phone_has_no_sideways_scroll(report: str, browser: Any) -> None:
     wide, screen = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert wide <= screen == PHONE[0]
     size = browser.execute_script(
-        "return parseFloat(getComputedStyle(document.querySelector('.verdict li')).fontSize)"
+        "return parseFloat(getComputedStyle(document.querySelector('.verdict p:not(.eyebrow)')).fontSize)"
     )
     assert size >= 15
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -251,10 +252,12 @@ class ShapExplainer(_Adapter):
 
 def _shap_values(explainer: Any, rows: Any, kwargs: dict[str, Any]) -> Any:
     """Values (rows, features[, outputs]) from either of shap's two interfaces."""
-    if hasattr(explainer, "shap_values"):
-        values = explainer.shap_values(rows, **kwargs)
-    else:
-        values = explainer(rows, **kwargs).values
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "LightGBM binary classifier with TreeExplainer")  # at every call
+        if hasattr(explainer, "shap_values"):
+            values = explainer.shap_values(rows, **kwargs)
+        else:
+            values = explainer(rows, **kwargs).values
     return np.stack(values, -1) if isinstance(values, list) else values
 
 
