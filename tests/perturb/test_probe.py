@@ -135,16 +135,6 @@ def test_rules_equal_their_masks_written_out(rows: int) -> None:
     torch.testing.assert_close(got, probe(task, Given(written), key=KEY), atol=1e-9, rtol=0)
 
 
-def test_random_subsets_may_be_drawn_among_some_features_and_in_sizes_of_each_sample() -> None:
-    among = torch.rand(5, 16, generator=generator(5)) < 0.5
-    among[:, 0] = True
-    sizes = among.sum(-1, keepdim=True).clamp(max=3)
-    rule = RandomSubsets(KEY, torch.arange(5), 16, 4, sizes, among)
-    removed = rule.removed(slice(0, 5), slice(0, 4))
-    assert bool((removed <= among[:, None]).all())
-    assert torch.equal(removed.sum(-1), sizes.expand(5, 4))
-
-
 def test_all_outputs_and_the_clean_response() -> None:
     task = image_task()
     masks = random_masks(task)

@@ -11,7 +11,6 @@ from tests.qge.conftest import respond, table
 from tests.reference import qge as reference
 from veridical.errors import InputError
 from veridical.functional import kendall_tau_b
-from veridical.metrics.base import registry
 from veridical.qge.study import transforms_of
 from veridical.qge.subsets import RankingScores
 
@@ -108,13 +107,6 @@ def test_exhaustive_study_reports() -> None:
     assert float(study.spread[0]) == pytest.approx(q.std(), abs=1e-8)
     again = vd.qge.exhaustive_study(task[1], draws=3, progress=False)
     assert torch.equal(again.tau[0], study.tau[1])
-
-
-def test_sampled_study_asks_about_subsets_once_for_all_rankings() -> None:
-    subsets = registry.make("faithfulness_correlation", runs=30)
-    # of 14 features 30 subsets are drawn; six features have six subsets of one, and each is asked once
-    for task, asked in ((table(14, 2), 30), (table(6, 2), 6)):
-        assert vd.qge.sampled_study(task, subsets, rankings=10, progress=False).cost.forward == 2 * asked
 
 
 def test_sampled_study_approaches_the_exhaustive_one() -> None:
