@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import veridical as vd
-from veridical.cli.app import Status, app, end, parse_json, print_table, save_figure, save_plot, say
+from veridical.cli.app import Status, app, end, parse_json, print_table, save_plot, say
 from veridical.cli.sources import AllowCode, Explainers, Folder, Metrics, Seed, Source, with_options
 from veridical.data.model_files import import_attribute
 from veridical.errors import InputError
 from veridical.gef.perturbation_log import incomplete
-from veridical.plots import pyplot
 from veridical.values.tables import write_csv
 
 if TYPE_CHECKING:
@@ -60,14 +59,8 @@ def gef(
     say(f"noise path: {metric.noise_path(chosen, vd.core.Key(seed))}")
     _show_gef(scores)
     _tables(folder, gef=_gef_frame(scores))
-    height = 1.5 + 0.4 * len(scores)
-    for name, draw, tall in (
-        ("scores", vd.gef.plot_scores_by_explainer, height),
-        ("path", vd.gef.plot_path, 3.4),
-    ):
-        figure = pyplot().Figure(figsize=(5.5, tall), layout="constrained")
-        draw(scores, figure.subplots())
-        save_figure(figure, folder / f"{name}.png")
+    save_plot(lambda: vd.gef.plot_scores_by_explainer(scores), folder / "scores.png")
+    save_plot(lambda: vd.gef.plot_path(scores), folder / "path.png")
     if assumptions:
         found = vd.gef.assumptions(chosen, seed=seed)
         say(repr(found))
