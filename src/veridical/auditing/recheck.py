@@ -298,7 +298,7 @@ def check(
         Models trained like the old one with other seeds: how far shares move between them is the null of the
         drift. Without, a change is said from ten points on.
     groups : sequence, optional
-        The group of each sample of `task`; drift is told for each, as it is for each class.
+        The group of each sample of `task`; drift is measured for each, as it is for each class.
     budget : int, optional
         Rows that may be evaluated; a tenth of the audit's by default. What does not fit is not asked.
     seed : int, optional
@@ -457,7 +457,7 @@ class _Run:
         return sizes / sizes.sum(1, keepdim=True).clamp(min=1e-300)
 
     def groups(self, labels: Sequence[str]) -> dict[str, Tensor]:
-        """Which samples drift is told of: all, and where they are paired each class and group of eight."""
+        """Where drift is measured: all samples and, where they are paired, each class and group of eight."""
         found = {"": torch.ones(len(self.task), dtype=torch.bool)}
         if self.rows is None:
             return found

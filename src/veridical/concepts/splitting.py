@@ -212,8 +212,8 @@ class Split:
             values, seen = values[:, 1:], values[:, 0]
         # a layer with one vector per sample has one position
         kind: Kind = "positions" if spatial or not self.positions else "pooled"
-        told = side.get("attention_mask") if spatial and isinstance(side, dict) else None
-        words = told.bool() if told is not None and told.shape == values.shape[:2] else None
+        attention = side.get("attention_mask") if spatial and isinstance(side, dict) else None
+        words = attention.bool() if attention is not None and attention.shape == values.shape[:2] else None
         shape: Any = grid[0] if spatial and grid else None
         made = Embeddings(values, outputs, ids, labels, kind, seen, shape, words)
         self._check_linear(made)

@@ -251,9 +251,9 @@ class Bench:
         task = self.task
         if self.next_token:
             loss, divergence = spliced_outputs(self, change).double().chunk(2, 1)
-            told = _words(task, task.inputs.shape[1])[:, 1:].clone()
-            told[:, : self.skip] = False
-            return tuple(values.masked_fill(~told, torch.nan) for values in (loss, divergence))  # type: ignore[return-value]
+            counted = _words(task, task.inputs.shape[1])[:, 1:].clone()
+            counted[:, : self.skip] = False
+            return tuple(values.masked_fill(~counted, torch.nan) for values in (loss, divergence))  # type: ignore[return-value]
         if task.head != "multiclass":
             raise NotApplicableError(f"loss and KL need classes; the task's head is {task.head}")
         labels = task.predictions if task.labels is None else task.labels

@@ -45,7 +45,7 @@ class RobustnessTable:
     agreement: Mapping[str, tuple[float, ...]]
     rows: int
     features: int | None = None
-    """How many features every sample has, where they are few and shares are told in whole ones."""
+    """How many features every sample has, where they are few and shares are counted in whole ones."""
 
     @property
     def advice(self) -> str:
@@ -93,19 +93,19 @@ class RobustnessTable:
 
     def __repr__(self) -> str:
         masked = [self._masked(at, "") for at in range(len(self.shares))]
-        told = f"   (accuracy, agreement in %; {self.rows} samples)"
-        return "\n".join([*accuracy_lines(masked, self.accuracy, self.agreement, told), self.advice])
+        note = f"   (accuracy, agreement in %; {self.rows} samples)"
+        return "\n".join([*accuracy_lines(masked, self.accuracy, self.agreement, note), self.advice])
 
 
 def accuracy_lines(
     masked: Sequence[str],
     accuracy: Mapping[str, Sequence[float]],
     agreement: Mapping[str, Sequence[float]],
-    told: str = "",
+    note: str = "",
 ) -> list[str]:
     """A line per model: right answers, and answers equal to the original's, in percent."""
     width = max(map(len, accuracy))
-    lines = [f"{'masked':<{width}}  " + "  ".join(f"{share:>11}" for share in masked) + told]
+    lines = [f"{'masked':<{width}}  " + "  ".join(f"{share:>11}" for share in masked) + note]
     for name, right in accuracy.items():
         pairs = zip(right, agreement[name], strict=True)
         lines.append(f"{name:<{width}}  " + "  ".join(f"{100 * a:5.1f} {100 * b:5.1f}" for a, b in pairs))

@@ -58,7 +58,7 @@ class PerturbedModels:
         key : Key
             Decides the draw.
         share : float
-            How far along a path this is, for explainers that are told.
+            How far along a path this is, for explainers that take it.
         """
         name = (size, key, share)
         if self._latest is None or self._latest[0] != name:

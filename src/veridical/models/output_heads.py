@@ -50,7 +50,7 @@ def first_outputs(
     plan = plan or Plan()
     seen: list[Tensor] = []
     trial = Predictor(source, raw, two.device, plan)
-    # the caller's rows are never lent: a model may write into what it is given
+    # a model may write into what it is given, so it never gets the caller's rows
     one, one_side = two[:1].clone(), take_side(side, slice(0, 1))
     written = version(one)
     module = source.working.module

@@ -174,7 +174,7 @@ class AllSubsets:
 
 @dataclass(frozen=True, eq=False)
 class RandomSubsets:
-    """Mask (draw d, size s) removes the `sizes[s]` features with the smallest keyed tickets of draw d.
+    """Mask (draw d, size s) removes the `sizes[s]` features with the smallest keyed numbers of draw d.
 
     Masks run over sizes fastest. One draw per sample serves all sizes, so its sets are nested. `sizes` is one
     number, (S,) or, where samples differ, (N, S); `among` limits the draw to some features of each sample.
