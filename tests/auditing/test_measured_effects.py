@@ -126,6 +126,7 @@ def test_errors_need_eight_pairs_more_than_unknowns(pairs, known):
     assert bool(errors.isinf().all()) is not known
 
 
+@pytest.mark.extras
 def test_large_images_are_measured_in_cells():
     task = vd.tasks.load("mnist5k", samples=3)
     found = effects_of(task)

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer
+from sklearn.ensemble import HistGradientBoostingClassifier
 from torch import nn
 
 import veridical as vd
@@ -58,6 +60,27 @@ def test_harmless_models_are_not(name):
     assert found.step == 0.2
     assert found.samples == 24
     assert "about the data" in found.sentence
+
+
+@pytest.mark.parametrize("columns", [6, 30])
+def test_what_answers_in_steps_is_told_from_what_lies(columns):
+    """Trees answer few small moves; a model behind a function shows no gradient either."""
+    rows, labels = load_breast_cancer(return_X_y=True)
+    rows = rows[:, :columns]
+    trees = HistGradientBoostingClassifier(max_iter=20, random_state=0).fit(rows[:300], labels[:300])
+    harmless = near_data.check(vd.Task(trees, rows[300:324], train=rows[:300]))
+    assert harmless.step == 1
+    assert harmless.about_data
+    free = torch.randn(400, 12, generator=torch.Generator().manual_seed(3))
+    lying = Scaffold(free, [0], [5, 8], "forest")
+
+    def answer(x):
+        with torch.no_grad():
+            return lying(torch.as_tensor(x).float()).numpy()
+
+    found = near_data.check(vd.Task(answer, free[:24].numpy(), train=free.numpy()))
+    assert found.step == 1
+    assert found.about_data is False
 
 
 @pytest.mark.parametrize("fill", ["zero", "marginal", "mean", "uniform_noise"])

@@ -212,6 +212,7 @@ def test_text_leaves_pads_alone_and_asks_for_the_features_of_padded_series(tmp_p
     finetune(series, train_space=space, beta=0.2, **QUICK, cache=tmp_path)
 
 
+@pytest.mark.extras
 def test_zero_padded_series_tell_which_steps_training_rows_have(tmp_path: Path) -> None:
     task = vd.tasks.load("japanese_vowels_cnn", samples=8)
     assert task.train is not None

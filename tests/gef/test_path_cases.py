@@ -149,7 +149,9 @@ def test_a_tenth_is_left_where_a_path_ends_and_chance_is_within_reach(name: str)
     assert low <= 0 <= high
 
 
-@pytest.mark.parametrize("name", ["breast_cancer", "wine", "digits", "basic_motions_cnn"])
+@pytest.mark.parametrize(
+    "name", ["breast_cancer", "wine", "digits", pytest.param("basic_motions_cnn", marks=pytest.mark.extras)]
+)
 def test_two_seeds_find_the_same_path(name: str) -> None:
     """All pairs of twenty seeds: replications/gef, `python -m replications.gef.path`."""
     task = vd.tasks.load(name)

@@ -141,6 +141,8 @@ NOT_BY_MASKS = {
     "monotonicity_correlation": "replaces features by random values",
     "non_sensitivity": "moves one feature by random values",
     "permutation_importance": "takes each feature's values from other rows",
+    "axe": "reads predictions of whole rows",
+    **dict.fromkeys(("average_drop", "average_increase", "average_gain"), "multiplies inputs by the map"),
 }
 """What asks about other inputs than those with features missing."""
 

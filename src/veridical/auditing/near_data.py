@@ -21,6 +21,10 @@ from veridical.values.task import Task
 
 LINE = 0.65
 """Where the interval of the agreement lies below it, removal is not about the data."""
+WHOLE_LINE = 0.5
+"""The same where features go all the way: an answer in steps, as of trees, agrees less with itself."""
+WHOLE_NEIGHBOURS = 64
+"""Reference rows that each feature goes all the way to: few of them cross a step."""
 MOVED_GRID_STEPS = 100
 """How far the response must move to count as moved, in steps of the grid on which responses tie."""
 MOVED_SHARE = 0.9
@@ -80,7 +84,8 @@ def rows_per_sample(task: Task) -> int:
     if why_no_near_rows(task) is not None:
         return 0
     count = min(MOST_FEATURES, int(task.space.counts(len(task)).min()))
-    return NEIGHBOURS * count + DRAWS * (count + 1)
+    neighbours = NEIGHBOURS if task.differentiable else WHOLE_NEIGHBOURS
+    return neighbours * count + DRAWS * (count + 1)
 
 
 def check(task: Task, seed: int = 0, samples: int = SAMPLES) -> NearData:
@@ -134,7 +139,8 @@ def check(task: Task, seed: int = 0, samples: int = SAMPLES) -> NearData:
     if why is not None:
         return NearData(False, why, rows=rows)
     low, high = (float(end) for end in bootstrap_interval(each, seed=seed))
-    return NearData(True, "", float(each.mean()), low, high, high >= LINE, len(each), step, rows)
+    line = LINE if step < 1 else WHOLE_LINE
+    return NearData(True, "", float(each.mean()), low, high, high >= line, len(each), step, rows)
 
 
 def _features(task: Task, key: Key) -> Tensor:
@@ -158,13 +164,15 @@ def _near_effects(task: Task, features: Tensor, step: float, key: Key) -> tuple[
 
     They are those of the way that removal goes: mean |response change| times that way over the step's.
     """
-    every = slice(0, len(task))
-    own, targets = task.clean_response("logit"), task.targets[:, None, None].expand(-1, NEIGHBOURS, 1)
+    every, own, given = slice(0, len(task)), task.clean_response("logit"), task.train
+    assert given is not None
+    neighbours = NEIGHBOURS if step < 1 else min(WHOLE_NEIGHBOURS, len(given))
+    targets = task.targets[:, None, None].expand(-1, neighbours, 1)
     removed = torch.cat([Backgrounds(task, fill, key)(every) for fill in _fills(task)], 1)
     way = ways(task, removed).gather(1, features)
     found, short = [], []
-    for feature, rows in zip(features.T, single_moves(task, features, step), strict=True):
-        outputs = task.predictor.outputs(rows.flatten(0, 1), repeat_side(task.side, NEIGHBOURS))
+    for feature, rows in zip(features.T, single_moves(task, features, step, neighbours), strict=True):
+        outputs = task.predictor.outputs(rows.flatten(0, 1), repeat_side(task.side, neighbours))
         responses = task.respond(outputs, "logit").unflatten(0, (len(task), -1)).gather(2, targets)[..., 0]
         found.append(round_to_grid(responses.to(own), task.predictor.rounding))
         short.append(ways(task, rows).gather(1, feature[:, None])[:, 0])
