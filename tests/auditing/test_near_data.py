@@ -116,6 +116,7 @@ def test_who_is_not_asked():
     two = PLANE[:, :2].double()
     assert "too few features" in reason(vd.Task(nn.Linear(2, 2).double(), two[:30], train=two))
     assert "series" in reason(vd.testing.tiny_task("series"))
+    assert "near a text" in reason(vd.tasks.load("reviews")[:30])  # and not: pass token ids as numbers
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ def test_prompts_are_audited_and_told_what_is_known_beside_their_scores():
     assert not bool(result.prompts.remembered.any())
     assert result.to_json()["prompts"]["compared"] == "off='fill' and off='drop'"
     told = contents(result)
-    assert "same answer" in str(told["evidence"]["columns"])
+    assert "on another model: the size of the input" in str(told["evidence"]["columns"])
     assert "class" not in str([told["evidence"]["columns"], told["first_page"]])
     shown = told["gallery"]
     assert shown["kind"] == "prompt"

@@ -33,6 +33,8 @@ UNLIKE = 2.0
 
 def why_no_near_rows(task: MaskedTask) -> str | None:
     """Why inputs have no neighbours to move towards, or None if they have."""
+    if task.modality not in ("table", "image"):
+        return f"what is near a {task.modality} does not follow from the distance of its elements"
     if task.train is None:
         return "there are no reference rows to find neighbours among; give the task train=..."
     if not task.inputs.is_floating_point():
@@ -41,8 +43,6 @@ def why_no_near_rows(task: MaskedTask) -> str | None:
         return f"there are {len(task.train)} reference rows, too few to find {NEIGHBOURS} neighbours among"
     if task.modality == "table":
         return None
-    if task.modality != "image":
-        return f"what is near a {task.modality} does not follow from the distance of its elements"
     far = _relative_distance(task)
     if not far <= FARTHEST:
         return f"the nearest reference rows are {far:.0%} as far away as any others, so none is near"
