@@ -408,6 +408,22 @@ def test_what_an_audit_evaluates_is_known_before(name, methods, effort):
     assert f"{expected.cost.forward:,} rows forward" in repr(expected)
 
 
+def test_a_forecast_is_an_upper_bound_where_reference_rows_fill():
+    """Checks of the model evaluate masks times rows too, and those of all reference rows once."""
+    rows = torch.randn(300, 6, generator=torch.Generator().manual_seed(0)).double()
+    weight = torch.tensor([1.0, -2.0, 0.5, 0.3, 0.0, 1.0]).double()
+
+    def model(x):
+        return torch.stack([-(x @ weight).tanh(), x[:, 0] * x[:, 1]], 1)
+
+    task = vd.Task(model, rows[:48], train=rows[48:], labels=torch.zeros(48, dtype=torch.int64))
+    given = {"explainers": ["occlusion", "kernel_shap"], "effort": "quick", "samples": 48}
+    expected = audit(task, dry_run=True, **given)
+    costs = audit(task, **given).costs
+    assert "checks of the model" in set(expected.to_frame().stage)
+    assert expected.cost.forward >= sum(cost.forward for cost in costs.values())
+
+
 def test_what_cannot_be_judged_is_not_explained():
     task, methods = vd.tasks.load("known/linear"), ["input_x_gradient", "saliency"]
     few = audit(task, explainers=methods, effort=TINY, samples=23)

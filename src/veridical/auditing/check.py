@@ -28,6 +28,10 @@ LABELLED = 1000
 WATCHED = 32
 """Samples on which the assumptions of metrics are checked."""
 ROBUST_SHARE = 0.1
+MASK_DRAWS = 5
+"""Random masks of a sample under which its class may change."""
+NOTED = 8
+"""Samples, and masks of each, on which a summary of reference rows is compared with all of them."""
 OFTEN = 0.25
 """A share of failures from which an assumption counts as broken."""
 
@@ -106,10 +110,17 @@ def moves_by(task: Task) -> str:
     return f"the model's outputs move by {task.moves:.0%} of their size from call to call" * bool(task.moves)
 
 
+def rows_of_checks(task: Task, whole: Task, given: Fill) -> int:
+    """How many rows the checks without assumptions, and `summary_note`, evaluate at most."""
+    fills = task.fill.repeats_on(task)
+    summary = NOTED**2 * (fills + given.repeats_on(task)) * (whole.fill is not given)
+    return len(task) * (2 + MASK_DRAWS * fills) + min(LABELLED, len(whole)) + summary
+
+
 def summary_note(task: Task, given: Fill, key: Key) -> str:
     """How far the mean outputs under the task's fill, a summary, are from those under the given one."""
-    one, draws = torch.zeros(1, dtype=torch.int64), torch.arange(8)
-    some, masks = task[:8], keyed.uniform(key, one, draws, task.space.n_features)
+    one, draws = torch.zeros(1, dtype=torch.int64), torch.arange(NOTED)
+    some, masks = task[:NOTED], keyed.uniform(key, one, draws, task.space.n_features)
     rule = Given((masks[0] < 0.5).to(task.device))
     short, long = (probe(some, rule, fill=fill, key=key) for fill in (task.fill, given))
     error = float((short - long).square().mean().sqrt() / long.std().clamp(min=1e-12))
@@ -172,7 +183,7 @@ def _masking(task: Task, key: Key) -> tuple[float, list[Check]]:
     if task.head in ("regression", "generation") or int(features) < 2:
         return 0.0, []
     masked = int(budget(features, ROBUST_SHARE)) / int(features)
-    predicted = masked_predictions(task, (ROBUST_SHARE,), 5, key)
+    predicted = masked_predictions(task, (ROBUST_SHARE,), MASK_DRAWS, key)
     same = predicted[:, :, 0] == predicted_labels(task.outputs, task)[:, None]
     loss = 1 - float(same.double().mean())
     if loss <= LITTLE_LOSS:

@@ -188,11 +188,12 @@ class Forecast:
 
 
 def forecast(
-    elimination: Elimination, effort: Effort, title: str, why_none: str, finetuned_on: int
+    elimination: Elimination, effort: Effort, title: str, why_none: str, finetuned_on: int, checked: int
 ) -> Forecast:
     """What this elimination would evaluate if every method that starts stayed open to the end.
 
-    `finetuned_on` is on how many rows a model would be fine-tuned, if masks disturb it.
+    `finetuned_on` is on how many rows a model would be fine-tuned, if masks disturb it; `checked` is how many
+    the checks of the model evaluate.
     """
     task, estimate = elimination.task, elimination.estimate
     count, few = len(task), elimination.steps[0][1]
@@ -225,6 +226,7 @@ def forecast(
         own = estimate.own(draws + 2 * many, maps)
         lines = _scaled(lines, few * min(estimate.most, reference.forward + own) + (count - few) * own, False)
         lines = _scaled(lines, count * estimate.of(SCORES * many + 1, MAPS * maps), True)
+    add("checks of the model", "", 1, checked)
     add("near data", "", min(count, near_data.SAMPLES), near_data.rows_per_sample(task))
     trained = effort.training_epochs * finetuned_on
     add("fine-tuning, if masks disturb the model", "", trained, Cost(1, 1), 3)

@@ -23,7 +23,7 @@ from veridical.auditing.candidates import (
     finetuned_model,
     finetuning_rows,
 )
-from veridical.auditing.check import check_model, moves_by, summary_note, why_no_verdict
+from veridical.auditing.check import check_model, moves_by, rows_of_checks, summary_note, why_no_verdict
 from veridical.auditing.description import (
     beside,
     concepts_of,
@@ -210,7 +210,8 @@ def audit(
         why_none = why_no_verdict(task)
     if dry_run:
         title = f"Audit of {task.name} ({len(task)} samples, effort {plan.name})"
-        return forecast(elimination, plan, title, why_none, finetuning_rows(task, train, plan))
+        checked = clock.costs["panel"].forward + rows_of_checks(task, whole, given_fill)
+        return forecast(elimination, plan, title, why_none, finetuning_rows(task, train, plan), checked)
     expected = min(rows, elimination.cost(len(task), elimination.remaining))
     if expected > MANY_ROWS and not why_none:
         warn(
