@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from veridical.explainers import registry as explainers
+from veridical.metrics import registry as metrics
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -19,5 +22,8 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     # a module of its own, so that classes of a snippet can be pickled as those of a user's script can
     module = types.ModuleType("snippets")
     monkeypatch.setitem(sys.modules, "snippets", module)
+    for registry in (explainers, metrics):  # what a page registers is gone after it
+        list(registry)
+        monkeypatch.setattr(registry, "makers", dict(registry.makers))
     for number, match in enumerate(SNIPPET.finditer(page.read_text()), 1):
         exec(compile(match[1], f"{page.name} snippet {number}", "exec", dont_inherit=True), module.__dict__)
