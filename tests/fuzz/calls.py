@@ -227,11 +227,10 @@ def tasks(chance: systems.Draw) -> vd.Task:
         model = model.double()
     else:
         chance.precision = torch.float32
-    return vd.Task(
-        systems.kept_to(chance.plan, model.eval()),
-        x,
-        **{"plan": chance.plan, **given, **options(chance, 0.04)},
-    )
+    given = {"plan": chance.plan, **given, **options(chance, 0.04)}
+    plan = given["plan"]
+    kept = systems.kept_to(plan if isinstance(plan, vd.Plan) else None, model.eval())
+    return vd.Task(kept, x, **given)
 
 
 OPTIONS = "targets ids labels fill train head output masks space side name plan".split()
